@@ -1,0 +1,87 @@
+package goadam
+
+import (
+	"cmp"
+	"slices"
+	"unsafe"
+)
+
+// cacheLine is in bytes; it holds for every x86-64 and all common arm64 CPUs.
+const cacheLine = 64
+
+// extent is a half-open range of addresses.
+type extent struct {
+	begin, end uintptr
+	written    bool
+}
+
+func (e extent) overlaps(o extent) bool { return e.begin < o.end && o.begin < e.end }
+
+func extentOf(data []float32, written bool) extent {
+	begin := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
+	return extent{begin, begin + uintptr(len(data))*unsafe.Sizeof(float32(0)), written}
+}
+
+func (c Counter) extent() extent {
+	if c.Float64 != nil {
+		begin := uintptr(unsafe.Pointer(c.Float64))
+		return extent{begin, begin + unsafe.Sizeof(*c.Float64), true}
+	}
+	begin := uintptr(unsafe.Pointer(c.Float32))
+	return extent{begin, begin + unsafe.Sizeof(*c.Float32), true}
+}
+
+// extents lists what the row reads and writes. Only the gradient is not written.
+func (p *Param) extents() [6]extent {
+	return [6]extent{
+		extentOf(p.Param, true), extentOf(p.Grad, false), extentOf(p.ExpAvg, true),
+		extentOf(p.ExpAvgSq, true), extentOf(p.MaxExpAvgSq, true), p.Step.extent(),
+	}
+}
+
+// unservedMemory says why the row's memory does not suit the kernels, or nothing.
+func (p *Param) unservedMemory() string {
+	extents := p.extents()
+	for i, e := range extents {
+		if e.begin%unsafe.Alignof(float32(0)) != 0 {
+			return "a tensor is not aligned to its elements"
+		}
+		for _, o := range extents[:i] {
+			if e.begin != e.end && o.begin != o.end && e.overlaps(o) {
+				return "tensors of one parameter share memory"
+			}
+		}
+	}
+	return ""
+}
+
+// rowsOverlap reports whether any row writes memory that another row reads or writes. Rows are known to be free of overlap
+// in themselves. Gradients may be shared: nobody writes them.
+func rowsOverlap(params []Param) bool {
+	all := make([]extent, 0, 6*len(params))
+	for i := range params {
+		for _, e := range params[i].extents() {
+			if e.begin != e.end {
+				all = append(all, e)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b extent) int { return cmp.Compare(a.begin, b.begin) })
+	var writtenEnd, anyEnd uintptr
+	for _, e := range all {
+		if e.begin < writtenEnd || e.written && e.begin < anyEnd {
+			return true
+		}
+		anyEnd = max(anyEnd, e.end)
+		if e.written {
+			writtenEnd = max(writtenEnd, e.end)
+		}
+	}
+	return false
+}
+
+// elementsToLine is how many elements after begin the next cache line of the parameter starts, 0 if one starts there.
+func (p *Param) elementsToLine(begin int) int {
+	address := uintptr(unsafe.Pointer(unsafe.SliceData(p.Param))) + uintptr(begin)*unsafe.Sizeof(float32(0))
+	return int(-address%cacheLine) / int(unsafe.Sizeof(float32(0)))
+}

@@ -1,0 +1,85 @@
+package goadam
+
+import (
+	"fmt"
+
+	"roundpipe-go/kernel"
+)
+
+// Param is one row of a step: a parameter, its gradient and its state, as flat memory in one order.
+//
+// Param, Grad, ExpAvg and ExpAvgSq have one length; MaxExpAvgSq has it too when the group asks for AMSGrad and is nil
+// otherwise. A complex tensor is passed as its real view. Nothing in a row may overlap.
+type Param struct {
+	Param, Grad, ExpAvg, ExpAvgSq, MaxExpAvgSq []float32
+
+	// Step counts the updates of this parameter; Step writes the group's step there once all elements are updated.
+	Step Counter
+
+	// Group is the index of the row's Group.
+	Group int
+}
+
+// Counter points at a step counter as torch keeps it: a float32, or a float64 where that is the default dtype.
+// Exactly one of the two is set.
+type Counter struct {
+	Float32 *float32
+	Float64 *float64
+}
+
+func (c Counter) set(step float64) {
+	if c.Float64 != nil {
+		*c.Float64 = step
+		return
+	}
+	*c.Float32 = float32(step)
+}
+
+// Group is what rows of the same hyperparameters and the same step count share.
+type Group struct {
+	Decay    kernel.Decay
+	AMSGrad  bool
+	Maximize bool
+	Scalars  Scalars
+}
+
+// check says what is wrong with the row at index, by itself: shapes, group, counter, then memory.
+func (p *Param) check(index int, groups []Group) error {
+	if p.Group < 0 || p.Group >= len(groups) {
+		return fmt.Errorf("goadam: param %d: group is %d, want 0 to %d", index, p.Group, len(groups)-1)
+	}
+	numel := len(p.Param)
+	for _, s := range []struct {
+		name string
+		data []float32
+	}{{"grad", p.Grad}, {"exp_avg", p.ExpAvg}, {"exp_avg_sq", p.ExpAvgSq}} {
+		if len(s.data) != numel {
+			return fmt.Errorf("goadam: param %d: %s has %d elements, want %d", index, s.name, len(s.data), numel)
+		}
+	}
+	want := 0
+	if groups[p.Group].AMSGrad {
+		want = numel
+	}
+	if len(p.MaxExpAvgSq) != want {
+		return fmt.Errorf("goadam: param %d: max_exp_avg_sq has %d elements, want %d", index, len(p.MaxExpAvgSq), want)
+	}
+	if (p.Step.Float32 == nil) == (p.Step.Float64 == nil) {
+		return fmt.Errorf("goadam: param %d: step must be a float32 or a float64, and not both", index)
+	}
+	if reason := p.unservedMemory(); reason != "" {
+		return &UnservedError{Param: index, Reason: reason}
+	}
+	return nil
+}
+
+// UnservedError says that a row is valid for torch, but not for the kernels: they read an element of every tensor before
+// they write one, so a row whose tensors share memory needs torch's order of passes. Nothing was written.
+type UnservedError struct {
+	Param  int
+	Reason string
+}
+
+func (e *UnservedError) Error() string {
+	return fmt.Sprintf("goadam: param %d: %s", e.Param, e.Reason)
+}

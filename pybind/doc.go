@@ -1,0 +1,34 @@
+// Package pybind is the boundary between Python and Go: the few functions that gopy wraps as roundpipe_go._native, and the
+// only place where an address becomes memory. It converts and holds no policy.
+//
+// Every function takes int64 and returns (T, error): gopy narrows unsigned and float32 arguments in silence, takes anything
+// for a bool, leaks 32 bytes for a result that is an error alone, and adds a detached-goroutine switch to functions without
+// a result. It releases the GIL for the whole of every call. An error becomes RuntimeError.
+//
+// # The tables
+//
+// Step reads two tables of native-endian words, packed by python/roundpipe_go/_descriptors.py. A row is eight int64:
+//
+//	0 param            address of float32 elements
+//	1 grad             "
+//	2 exp_avg          "
+//	3 exp_avg_sq       "
+//	4 max_exp_avg_sq   ", 0 unless the group has amsgrad
+//	5 step             address of one float32 or float64
+//	6 numel            elements of each tensor (twice that of a complex one)
+//	7 layout           bits 0-31 index of the group, bit 32 set if step is float64
+//
+// A group is eight float64 and one int64:
+//
+//	0 weight_decay     under l2; 1 - lr*weight_decay under decoupled decay
+//	1 1 - beta1
+//	2 beta2
+//	3 1 - beta2
+//	4 bias_correction2_sqrt
+//	5 step_size
+//	6 eps
+//	7 step             count after the increment
+//	8 flags            bits 0-1 decay (0 none, 1 l2, 2 decoupled), bit 2 amsgrad, bit 3 maximize
+//
+// Python keeps every tensor alive until the call returns. ABI counts the changes of this page.
+package pybind

@@ -1,0 +1,117 @@
+package pybind
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"roundpipe-go/goadam"
+	"roundpipe-go/kernel"
+)
+
+// abi is the version of the tables and of the functions; _binding.py asks for the one it was written for.
+const abi = 1
+
+// ABI returns the version of the boundary that doc.go describes.
+func ABI() (int64, error) { return abi, nil }
+
+// Step runs one step over the rows at address rows with the groups at address groups; doc.go has both tables.
+//
+// It returns 0 when all is updated, and k > 0 when row k-1 is not one for the kernels and nothing was changed.
+func Step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot int64) (unserved int64, err error) {
+	defer recoverTo(&err)
+	rowTable, err := memory[row]("the row table", rows, numRows)
+	if err != nil {
+		return 0, err
+	}
+	groupTable, err := memory[group]("the group table", groups, numGroups)
+	if err != nil {
+		return 0, err
+	}
+	config, err := newConfig(threads, backend, arithmetic, squareRoot)
+	if err != nil {
+		return 0, err
+	}
+	goGroups, err := convert(groupTable, newGroup)
+	if err != nil {
+		return 0, err
+	}
+	params, err := convert(rowTable, newParam)
+	if err != nil {
+		return 0, err
+	}
+	err = goadam.Step(params, goGroups, config)
+	if u := (*goadam.UnservedError)(nil); errors.As(err, &u) {
+		return int64(u.Param) + 1, nil
+	}
+	return 0, err
+}
+
+// Sqrt writes the square roots of numel float32 at address x to address y, the way a step with these settings takes them.
+// Python compares them with torch.sqrt to find out which square root this torch computes.
+func Sqrt(y, x, numel, backend, squareRoot int64) (count int64, err error) {
+	defer recoverTo(&err)
+	ys, err := memory[float32]("y", y, numel)
+	if err != nil {
+		return 0, err
+	}
+	xs, err := memory[float32]("x", x, numel)
+	if err != nil {
+		return 0, err
+	}
+	config, err := newConfig(1, backend, 0, squareRoot)
+	if err != nil {
+		return 0, err
+	}
+	if config.SquareRoot != kernel.Library {
+		return numel, kernel.Sqrt(config.Backend, config.SquareRoot, ys, xs)
+	}
+	if config.Library == nil {
+		return 0, errors.New("pybind: no library square root is set")
+	}
+	for begin := 0; begin < len(xs); begin += kernel.TileLen {
+		end := min(begin+kernel.TileLen, len(xs))
+		config.Library(ys[begin:end], xs[begin:end])
+	}
+	return numel, nil
+}
+
+// Backends returns a bit mask of the backends this CPU can run: bit 0 generic, bit 1 avx2, bit 2 avx512.
+func Backends() (int64, error) {
+	mask := int64(0)
+	for _, b := range kernel.Available() {
+		mask |= 1 << b
+	}
+	return mask, nil
+}
+
+// BuildInfo returns goadam.Info as JSON.
+func BuildInfo() (string, error) {
+	text, err := json.Marshal(goadam.NewInfo())
+	return string(text), err
+}
+
+func newConfig(threads, backend, arithmetic, squareRoot int64) (goadam.Config, error) {
+	for _, f := range []struct {
+		name        string
+		value, last int64
+	}{
+		{"backend", backend, int64(kernel.AVX512)}, {"arithmetic", arithmetic, int64(kernel.Plain)},
+		{"square root", squareRoot, int64(kernel.Library)},
+	} {
+		if f.value < 0 || f.value > f.last {
+			return goadam.Config{}, fmt.Errorf("pybind: %s is %d, want 0 to %d", f.name, f.value, f.last)
+		}
+	}
+	return goadam.Config{
+		Threads: int(threads), Backend: kernel.Backend(backend), Arithmetic: kernel.Arithmetic(arithmetic),
+		SquareRoot: kernel.SquareRoot(squareRoot), Library: library.Load().function(),
+	}, nil
+}
+
+// recoverTo turns a panic of the calling goroutine into an error: a panic that reaches C ends the process.
+func recoverTo(err *error) {
+	if reason := recover(); reason != nil {
+		*err = fmt.Errorf("pybind: panic: %v", reason)
+	}
+}
