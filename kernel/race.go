@@ -1,0 +1,22 @@
+//go:build race
+
+package kernel
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+// markSpan tells the race detector what an assembly kernel is about to read and write, since it cannot see assembly do it.
+func markSpan(span Span) {
+	mark(span.Grad, runtime.RaceReadRange)
+	for _, written := range [...][]float32{span.Param, span.ExpAvg, span.ExpAvgSq, span.MaxExpAvgSq} {
+		mark(written, runtime.RaceWriteRange)
+	}
+}
+
+func mark(x []float32, report func(unsafe.Pointer, int)) {
+	if len(x) > 0 {
+		report(unsafe.Pointer(unsafe.SliceData(x)), len(x)*4)
+	}
+}

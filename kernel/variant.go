@@ -1,0 +1,90 @@
+package kernel
+
+// Decay is how the weights decay.
+type Decay uint8
+
+// The kinds of decay.
+const (
+	NoDecay        Decay = iota
+	L2Decay              // weight_decay*param is added to the gradient [Adam]
+	DecoupledDecay       // the parameter is multiplied by 1 - lr*weight_decay [AdamW]
+)
+
+func (d Decay) String() string { return [...]string{"none", "l2", "decoupled"}[d] }
+
+// Arithmetic is how a multiplication followed by an addition is rounded.
+type Arithmetic uint8
+
+// The kinds of arithmetic.
+const (
+	FMA   Arithmetic = iota // once, as PyTorch does on CPUs with AVX2
+	Plain                   // after each of the two
+)
+
+func (a Arithmetic) String() string { return [...]string{"fma", "plain"}[a] }
+
+// SquareRoot is the function taken for the square root of the second moment.
+type SquareRoot uint8
+
+// The kinds of square root.
+const (
+	IEEE        SquareRoot = iota // correctly rounded
+	Goldschmidt                   // [Goldschmidt] from the CPU's reciprocal approximation
+	Library                       // a function of the caller's
+)
+
+func (r SquareRoot) String() string { return [...]string{"ieee", "goldschmidt", "library"}[r] }
+
+// Variant is one specialisation of the update. Every backend has one kernel for each, except that Generic has no Goldschmidt.
+type Variant struct {
+	Decay      Decay
+	AMSGrad    bool
+	Maximize   bool
+	Arithmetic Arithmetic
+	SquareRoot SquareRoot
+}
+
+// String names the variant, as in "l2_amsgrad_maximize/fma/ieee".
+func (v Variant) String() string {
+	name := v.Decay.String()
+	if v.AMSGrad {
+		name += "_amsgrad"
+	}
+	if v.Maximize {
+		name += "_maximize"
+	}
+	return name + "/" + v.Arithmetic.String() + "/" + v.SquareRoot.String()
+}
+
+// numVariants is the length of Variants.
+const numVariants = 3 * 2 * 2 * 2 * 3
+
+// Variants lists every variant. The generated tables of kernels are in this order.
+func Variants() []Variant {
+	variants := make([]Variant, 0, numVariants)
+	for _, root := range []SquareRoot{IEEE, Goldschmidt, Library} {
+		for _, arithmetic := range []Arithmetic{FMA, Plain} {
+			for _, decay := range []Decay{NoDecay, L2Decay, DecoupledDecay} {
+				for _, amsgrad := range []bool{false, true} {
+					for _, maximize := range []bool{false, true} {
+						variants = append(variants, Variant{decay, amsgrad, maximize, arithmetic, root})
+					}
+				}
+			}
+		}
+	}
+	return variants
+}
+
+// index is the variant's place in Variants.
+func (v Variant) index() int {
+	i := (int(v.SquareRoot)*2+int(v.Arithmetic))*3 + int(v.Decay)
+	i *= 4
+	if v.AMSGrad {
+		i += 2
+	}
+	if v.Maximize {
+		i++
+	}
+	return i
+}
