@@ -7,7 +7,7 @@
 //
 // # The tables
 //
-// Step reads two tables of native-endian words, packed by python/roundpipe_go/_descriptors.py. A row is eight int64:
+// Step reads two tables of native-endian 64-bit words, packed by python/roundpipe_go/_descriptors.py. A row is eight int64:
 //
 //	0 param            address of float32 elements
 //	1 grad             "
@@ -18,7 +18,7 @@
 //	6 numel            elements of each tensor (twice that of a complex one)
 //	7 layout           bits 0-31 index of the group, bit 32 set if step is float64
 //
-// A group is eight float64 and one int64:
+// A group is nine float64:
 //
 //	0 weight_decay     under l2; 1 - lr*weight_decay under decoupled decay
 //	1 1 - beta1

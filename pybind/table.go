@@ -15,8 +15,7 @@ type row struct {
 }
 
 type group struct {
-	weightDecay, oneMinusBeta1, beta2, oneMinusBeta2, biasCorrection2Sqrt, stepSize, eps, step float64
-	flags                                                                                      int64
+	weightDecay, oneMinusBeta1, beta2, oneMinusBeta2, biasCorrection2Sqrt, stepSize, eps, step, flags float64
 }
 
 const (
@@ -86,13 +85,14 @@ func newParam(index int, r *row) (goadam.Param, error) {
 }
 
 func newGroup(index int, g *group) (goadam.Group, error) {
-	if g.flags&^knownFlags != 0 || g.flags&decayMask > int64(kernel.DecoupledDecay) {
-		return goadam.Group{}, fmt.Errorf("pybind: group %d: unknown flags %#x", index, g.flags)
+	flags := int64(g.flags)
+	if float64(flags) != g.flags || flags&^knownFlags != 0 || flags&decayMask > int64(kernel.DecoupledDecay) {
+		return goadam.Group{}, fmt.Errorf("pybind: group %d: unknown flags %v", index, g.flags)
 	}
 	return goadam.Group{
-		Decay:    kernel.Decay(g.flags & decayMask),
-		AMSGrad:  g.flags&amsgradFlag != 0,
-		Maximize: g.flags&maximizeFlag != 0,
+		Decay:    kernel.Decay(flags & decayMask),
+		AMSGrad:  flags&amsgradFlag != 0,
+		Maximize: flags&maximizeFlag != 0,
 		Scalars: goadam.Scalars{
 			WeightDecay: g.weightDecay, OneMinusBeta1: g.oneMinusBeta1, Beta2: g.beta2, OneMinusBeta2: g.oneMinusBeta2,
 			BiasCorrection2Sqrt: g.biasCorrection2Sqrt, StepSize: g.stepSize, Eps: g.eps, Step: g.step,

@@ -1,0 +1,101 @@
+"""The only importer of ``_native``: typed wrappers around its functions.
+
+The module is loaded at first use, not at import. Its Go runtime does not survive ``fork``, so a process that forks before
+its first step has nothing to lose; in a child forked later no function of it may be called (see ``forked``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_ABI = 1
+_loaded = False
+_forked = False
+
+
+def _after_fork_in_child() -> None:
+    global _forked
+    _forked = _forked or _loaded
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that had loaded the Go runtime: then Go must not be entered."""
+    return _forked
+
+
+@functools.cache
+def _module() -> ModuleType:
+    global _loaded
+    try:
+        _loaded = True
+        from . import _native
+    except ImportError as error:
+        _loaded = False
+        raise ImportError(
+            f"roundpipe_go: its native part cannot be loaded ({error}); a source tree needs `pip install -e .` first"
+        ) from error
+    abi = _native.ABI()
+    if abi != _ABI:
+        raise ImportError(
+            f"roundpipe_go: {_native.__file__} speaks ABI {abi}, this Python code {_ABI}; "
+            "they come from different versions, reinstall roundpipe-go"
+        )
+    return _native
+
+
+def backends() -> int:
+    """Bit mask of the backends this CPU can run, bit 0 the generic one."""
+    return _module().Backends()
+
+
+@functools.cache
+def library_square_root() -> str | None:
+    """Finds oneMKL's ``vmsSqrt`` in the loaded torch and hands it to Go.
+
+    Returns:
+        The name of the library that exports it, or None: a torch without MKL.
+    """
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        function = ctypes.CDLL(str(path)).vmsSqrt
+    except (OSError, AttributeError):
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    _module().SetLibrarySquareRoot(address)
+    return path.name
+
+
+def sqrt(y: int, x: int, numel: int, backend: int, square_root: int) -> None:
+    """Writes the square roots of ``numel`` float32 at address ``x`` to address ``y``."""
+    _module().Sqrt(y, x, numel, backend, square_root)
+
+
+def step(
+    rows: int, num_rows: int, groups: int, num_groups: int, *, threads: int, backend: int, arithmetic: int, square_root: int
+) -> int:
+    """One step over the tables at the given addresses, without the GIL; ``pybind/doc.go`` describes them.
+
+    Returns:
+        0 when all is updated; k > 0 when row k-1 is not for the kernels and nothing was changed.
+
+    Raises:
+        RuntimeError: the tables are wrong, or the update failed.
+    """
+    return _module().Step(rows, num_rows, groups, num_groups, threads, backend, arithmetic, square_root)
+
+
+def build_info() -> dict[str, Any]:
+    """What the Go side says of itself."""
+    module = _module()
+    return {**json.loads(module.BuildInfo()), "extension": module.__file__}

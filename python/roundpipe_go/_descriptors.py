@@ -1,0 +1,215 @@
+"""From tensors to the tables that the native step reads; ``pybind/doc.go`` describes them word by word.
+
+Nothing here is kept between steps: addresses, shapes and options are read anew each time, so nothing can be stale.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+_ROW_WORDS = 8
+_GROUP_WORDS = 9
+_STEP_WORD = 5
+_STEP_FLOAT64 = 1 << 32
+_NO_DECAY, _L2_DECAY, _DECOUPLED_DECAY = range(3)
+_AMSGRAD, _MAXIMIZE = 1 << 2, 1 << 3
+
+# Exact types only: a subclass may mean something else by its memory, or have none.
+_PLAIN_TYPES = frozenset((Tensor, Parameter))
+_SERVED_DTYPES = frozenset((torch.float32, torch.complex64))
+_STEP_DTYPES = frozenset((torch.float32, torch.float64))
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+# Reasons why a parameter is left to torch.
+SUBCLASS = "a parameter, gradient or state tensor is of a subclass of torch.Tensor; plain tensors are computed in Go"
+DEVICE = "a parameter is not on the CPU; roundpipe_go computes on CPU tensors only"
+DTYPE = "a parameter is neither float32 nor complex64; only these are computed in Go"
+MIXED = "gradient or state differ from their parameter in dtype, device or shape; make them equal"
+LAYOUT = "gradient, state and parameter are not in one dense order in memory; give them the strides of the parameter"
+VIEW = "a tensor is a conjugate or negative view; call resolve_conj() or resolve_neg() on it"
+STEP = "a step counter is not a float32 or float64 CPU tensor of one element; load the state anew"
+NEGATIVE_STEP = "a step counter is negative, which makes the bias correction complex; count from 0"
+
+INFERENCE = "a tensor was made in inference mode; make the parameters and take the first step outside of it"
+
+FAILING = frozenset((MIXED, LAYOUT, STEP, INFERENCE))
+"""Reasons for which torch's own functions may raise, after they have written something."""
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one block of memory, in whatever order of dimensions (channels_last, transposed)."""
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
+
+
+def _same_order(tensors: Sequence[Tensor]) -> bool:
+    """Whether all tensors, equal in shape, are dense and lay out their elements in the same order."""
+    param = tensors[0]
+    if param.numel() < 2:
+        return True
+    order = [stride for stride, size in zip(param.stride(), param.shape) if size != 1]
+    return _dense(param) and all(
+        [stride for stride, size in zip(t.stride(), t.shape) if size != 1] == order for t in tensors[1:]
+    )
+
+
+def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
+    """Says why the kernels do not serve a parameter.
+
+    Args:
+        tensors: parameter, gradient, exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
+        step: its step counter.
+
+    Returns:
+        One of the reasons above, or None: it is served.
+    """
+    param = tensors[0]
+    dtype, shape = param.dtype, param.shape
+    contiguous = True
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES:
+            return SUBCLASS
+        if not tensor.is_cpu or tensor.dtype is not dtype or tensor.shape != shape:
+            return DEVICE if tensor is param else MIXED
+        if tensor.layout is not torch.strided:
+            return LAYOUT
+        if tensor.is_neg() or tensor.is_conj():
+            return VIEW
+        if tensor.is_inference():
+            return INFERENCE
+        contiguous = contiguous and tensor.is_contiguous()
+    if dtype not in _SERVED_DTYPES:
+        return DTYPE
+    if not contiguous and not _same_order(tensors):
+        return LAYOUT
+    if type(step) is not Tensor or step.dtype not in _STEP_DTYPES or step.numel() != 1 or not step.is_cpu:
+        return STEP
+    return None
+
+
+def _checked(value: Any) -> float:
+    """A scalar that torch converts with a check; the others become infinite in silence, there as here."""
+    value = float(value)
+    if math.isfinite(value) and abs(value) > _FLOAT32_MAX:
+        raise RuntimeError("value cannot be converted to type float without overflow")
+    return value
+
+
+class Table:
+    """The rows and groups of one native call, and the tensors they point into.
+
+    Attributes:
+        rows: eight words a parameter.
+        groups: nine words per set of options and distinct step count.
+        tensors: everything the call reads or writes; hold the table until the call returns.
+        written: what the call writes, for the version counters.
+    """
+
+    def __init__(self) -> None:
+        self.rows = array("q")
+        self.groups = array("d")
+        self.tensors: list[Tensor] = []
+        self.written: list[Tensor] = []
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows) // _ROW_WORDS
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.groups) // _GROUP_WORDS
+
+    def counts_twice(self) -> bool:
+        """Whether two rows share a step counter: a parameter given twice, which is to be stepped twice in sequence."""
+        return len(set(self.rows[_STEP_WORD::_ROW_WORDS])) < self.num_rows
+
+    def add_group(
+        self,
+        step: float,
+        *,
+        beta1: float,
+        beta2: float,
+        lr: float | Tensor,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        decoupled_weight_decay: bool,
+    ) -> int | None:
+        """Adds the constants of a step, by the expressions of torch's ``_single_tensor_adam``, in double precision.
+
+        Args:
+            step: the count after the increment. The rest are the options of ``torch.optim.adam.adam``.
+
+        Returns:
+            The group's index, or None if the step count makes the bias correction complex.
+
+        Raises:
+            RuntimeError: an option does not fit into a float32, in torch's words.
+            ZeroDivisionError: the bias correction is 0, as in torch.
+        """
+        bias_correction1 = 1 - beta1**step
+        bias_correction2 = 1 - beta2**step
+        step_size = lr / bias_correction1
+        bias_correction2_sqrt = bias_correction2**0.5
+        if isinstance(bias_correction2_sqrt, complex):
+            return None
+        decay_kind, decay = _NO_DECAY, 0.0
+        if weight_decay != 0:
+            if decoupled_weight_decay:
+                decay_kind, decay = _DECOUPLED_DECAY, float(1 - lr * weight_decay)
+            else:
+                decay_kind, decay = _L2_DECAY, _checked(weight_decay)
+        flags = decay_kind | (_AMSGRAD if amsgrad else 0) | (_MAXIMIZE if maximize else 0)
+        self.groups.extend(
+            (
+                decay,
+                _checked(1 - beta1),
+                beta2,
+                _checked(1 - beta2),
+                bias_correction2_sqrt,
+                _checked(step_size),
+                eps,
+                step,
+                flags,
+            )
+        )
+        return self.num_groups - 1
+
+    def add_row(self, tensors: Sequence[Tensor], step: Tensor, group: int) -> None:
+        """Adds one parameter that ``unserved`` has found nothing against."""
+        param, grad, exp_avg, exp_avg_sq, *max_exp_avg_sq = tensors
+        numel = param.numel()
+        self.rows.extend(
+            (
+                param.data_ptr(),
+                grad.data_ptr(),
+                exp_avg.data_ptr(),
+                exp_avg_sq.data_ptr(),
+                max_exp_avg_sq[0].data_ptr() if max_exp_avg_sq else 0,
+                step.data_ptr(),
+                2 * numel if param.dtype is torch.complex64 else numel,
+                group | (_STEP_FLOAT64 if step.dtype is torch.float64 else 0),
+            )
+        )
+        self.tensors += tensors
+        self.written += (param, *tensors[2:], step)
+
+
+def next_step(step: Tensor) -> float:
+    """The value of a counter after torch's ``step += 1``. A float32 one stays at 2**24 once it is there."""
+    value = step.item() + 1.0
+    return ctypes.c_float(value).value if step.dtype is torch.float32 else value

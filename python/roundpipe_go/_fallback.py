@@ -1,0 +1,57 @@
+"""What the kernels do not serve: through torch's own functions, with one warning per reason."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# torch/optim/__init__.py deletes the attribute torch.optim.adam; the module is reached by import alone.
+from torch.optim.adam import adam as _torch_adam
+
+try:  # torch 2.6 computes decoupled decay in a function of its own
+    from torch.optim.adamw import adamw as _torch_adamw
+except ImportError:  # pragma: no cover
+    _torch_adamw = None
+
+_DECOUPLED_IN_ADAM = "decoupled_weight_decay" in _torch_adam.__annotations__
+
+
+class FallbackWarning(UserWarning):
+    """A step, or some parameters of it, ran through ``torch.optim``: right, but at torch's speed.
+
+    Issued once per reason and process. ``warnings.simplefilter("error", roundpipe_go.FallbackWarning)``
+    turns it into an error before anything of the step was written.
+    """
+
+
+_warned: set[str] = set()
+_INTERNAL = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+def warn(reason: str) -> None:
+    """Warns once per reason, at the line of the caller outside of this package and torch."""
+    if reason in _warned:
+        return
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"roundpipe_go: torch.optim computes (part of) this step: {reason}", FallbackWarning, stacklevel=level)
+    _warned.add(reason)
+
+
+def torch_adam(lists: tuple[list[Tensor], ...], options: dict[str, Any]) -> None:
+    """``torch.optim.adam.adam`` of the installed torch, whatever its version calls decoupled decay."""
+    if _DECOUPLED_IN_ADAM:
+        _torch_adam(*lists, **options)
+        return
+    options = dict(options)
+    decoupled = options.pop("decoupled_weight_decay")
+    if decoupled and _torch_adamw is not None:
+        _torch_adamw(*lists, **options)
+    else:
+        _torch_adam(*lists, **options)

@@ -1,0 +1,139 @@
+"""What the user chooses: threads, backend, square root. A function's setting goes before the environment's."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from . import _binding
+
+BACKENDS = ("generic", "avx2", "avx512")
+"""Backends in the order of their codes in Go."""
+
+SQUARE_ROOTS = ("auto", "ieee")
+
+_num_threads: int | None = None
+_backend: str | None = None
+_square_root: str | None = None
+
+
+def set_num_threads(num_threads: int | None) -> None:
+    """Sets how many threads a step may use, the calling one included.
+
+    Args:
+        num_threads: at least 1; None follows ``torch.get_num_threads()`` (the default), or the environment
+            variable ``ROUNDPIPE_GO_NUM_THREADS`` where it is set. Results do not depend on it.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: less than 1.
+    """
+    global _num_threads
+    if num_threads is not None:
+        if isinstance(num_threads, bool) or not isinstance(num_threads, int):
+            raise TypeError(
+                f"roundpipe_go: num_threads is {num_threads!r}, want an int; None follows torch.get_num_threads()"
+            )
+        if num_threads < 1:
+            raise ValueError(
+                f"roundpipe_go: num_threads is {num_threads}, want at least 1; None follows torch.get_num_threads()"
+            )
+    _num_threads = num_threads
+
+
+def get_num_threads() -> int:
+    """Returns how many threads a step may use.
+
+    Raises:
+        ValueError: ``ROUNDPIPE_GO_NUM_THREADS`` is set, but not to a positive integer.
+    """
+    if _num_threads is not None:
+        return _num_threads
+    value = os.environ.get("ROUNDPIPE_GO_NUM_THREADS")
+    if not value:
+        return torch.get_num_threads()
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(
+            f"roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is {value!r}, want a positive integer; unset it to follow torch"
+        )
+    return int(value)
+
+
+def available_backends() -> tuple[str, ...]:
+    """Returns the backends that this CPU can run, slowest first."""
+    mask = _binding.backends()
+    return tuple(name for code, name in enumerate(BACKENDS) if mask >> code & 1)
+
+
+def set_backend(backend: str | None) -> None:
+    """Forces a backend; all give the same bits.
+
+    Args:
+        backend: "generic" (portable Go), "avx2" or "avx512"; None takes the best that the CPU can run (the default),
+            or the one that the environment variable ``ROUNDPIPE_GO_BACKEND`` names.
+
+    Raises:
+        ValueError: there is no such backend.
+        RuntimeError: this CPU cannot run it.
+    """
+    global _backend
+    if backend is not None:
+        _check_backend(backend, "backend")
+    _backend = backend
+
+
+def get_backend() -> str:
+    """Returns the backend that the next step uses.
+
+    Raises:
+        ValueError, RuntimeError: ``ROUNDPIPE_GO_BACKEND`` names one that does not exist, or that this CPU cannot run.
+    """
+    if _backend is not None:
+        return _backend
+    name = os.environ.get("ROUNDPIPE_GO_BACKEND")
+    if not name:
+        return available_backends()[-1]
+    _check_backend(name, "ROUNDPIPE_GO_BACKEND")
+    return name
+
+
+def _check_backend(name: str, where: str) -> None:
+    if name not in BACKENDS:
+        raise ValueError(f"roundpipe_go: {where} is {name!r}, want one of {', '.join(BACKENDS)}")
+    available = available_backends()
+    if name not in available:
+        raise RuntimeError(
+            f"roundpipe_go: {where} is {name!r}, which this CPU cannot run; it has {', '.join(available)}"
+        )
+
+
+def set_square_root(square_root: str | None) -> None:
+    """Chooses between torch's bits and the correctly rounded square root.
+
+    Args:
+        square_root: "auto" reproduces ``torch.sqrt`` of the installed torch, to the last bit (the default);
+            "ieee" rounds correctly, which is the fastest and differs from torch by an ulp here and there; None takes
+            what the environment variable ``ROUNDPIPE_GO_SQUARE_ROOT`` says.
+
+    Raises:
+        ValueError: neither of these.
+    """
+    global _square_root
+    if square_root is not None:
+        _check_square_root(square_root, "square_root")
+    _square_root = square_root
+
+
+def get_square_root() -> str:
+    """Returns "auto" or "ieee"; see ``set_square_root``."""
+    if _square_root is not None:
+        return _square_root
+    name = os.environ.get("ROUNDPIPE_GO_SQUARE_ROOT") or "auto"
+    _check_square_root(name, "ROUNDPIPE_GO_SQUARE_ROOT")
+    return name
+
+
+def _check_square_root(name: str, where: str) -> None:
+    if name not in SQUARE_ROOTS:
+        raise ValueError(f"roundpipe_go: {where} is {name!r}, want one of {', '.join(SQUARE_ROOTS)}")

@@ -1,0 +1,188 @@
+"""One optimizer step: what of it the kernels serve, and what runs through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.nn import Parameter
+
+from . import _binding, _descriptors, _fallback, _settings
+from ._torch_arithmetic import ARITHMETICS, SQUARE_ROOTS, torch_arithmetic
+
+Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+"""params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps."""
+
+Options = dict[str, Any]
+"""The keyword arguments of ``torch.optim.adam.adam``."""
+
+_SHARED = (
+    "tensors of this step share memory, or a parameter is in it more than once, so that the order of updates matters; "
+    "give each parameter once, with memory of its own"
+)
+
+
+_CONSTANTS = ("beta1", "beta2", "lr", "weight_decay", "eps", "amsgrad", "maximize", "decoupled_weight_decay")
+
+
+def tracing() -> bool:
+    """Whether somebody watches torch's operations, who would not see ours: a compiler, a dispatch mode, a transform."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _unserved(options: Options) -> str | None:
+    """Says why the kernels serve no parameter at all of a group with these options, or None."""
+    if tracing():
+        return "the step is being traced, or watched by a dispatch mode"
+    if options["fused"]:
+        return "fused=True asks for torch's fused kernel, whose last bits are others; leave it out"
+    if options["capturable"] or options["differentiable"]:
+        return "capturable and differentiable stand for another formula; leave them out"
+    if options["grad_scale"] is not None or options["found_inf"] is not None:
+        return "grad_scale and found_inf belong to torch's fused kernel; let the GradScaler unscale"
+    if any(isinstance(options[name], Tensor) for name in ("beta1", "beta2", "weight_decay", "eps")):
+        return "betas, weight_decay or eps are tensors, which torch rounds another way; give floats"
+    lr = options["lr"]
+    if isinstance(lr, Tensor) and not (lr.is_cpu and type(lr) is Tensor):
+        return "lr is a tensor of another device or of a subclass; give a float or a plain CPU tensor"
+    if _binding.forked():
+        return "this process was forked after the Go runtime had started; start workers by spawn or forkserver"
+    arithmetic = torch_arithmetic()
+    return arithmetic.why if arithmetic.square_root is None else None
+
+
+@dataclass
+class _Call:
+    """A call of torch's function for what the kernels do not serve."""
+
+    lists: Lists
+    options: Options
+    reason: str
+
+    def run(self) -> None:
+        """Runs it. Where torch may raise after it has written something, what it wrote is put back."""
+        if self.reason not in _descriptors.FAILING:
+            _fallback.torch_adam(self.lists, self.options)
+            return
+        params, _, *state = self.lists
+        written = [tensor for tensors in (params, *state) for tensor in tensors]
+        before = [tensor.detach().clone() for tensor in written]
+        try:
+            _fallback.torch_adam(self.lists, self.options)
+        except Exception:
+            for tensor, values in zip(written, before):
+                if not _overlaps_itself(tensor):  # torch refuses to write to one, so it has not
+                    tensor.detach().copy_(values)
+            raise
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape))
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    """Where the storages begin that plain tensors live in."""
+    return {
+        tensor.untyped_storage().data_ptr()
+        for tensor in tensors
+        if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided and tensor.numel() > 0
+    }
+
+
+class Step:
+    """All groups of one step: ``add`` each, then ``run`` once. Until ``run`` nothing is written."""
+
+    def __init__(self) -> None:
+        self._table = _descriptors.Table()
+        self._added: list[tuple[Lists, Options]] = []
+        self._served: list[_Call] = []
+        self._unserved: list[_Call] = []
+
+    def add(self, lists: Lists, options: Options) -> None:
+        """Checks the parameters of a group and sorts them into those for the kernels and those for torch.
+
+        Raises:
+            ValueError: the lists differ in length.
+            RuntimeError, ZeroDivisionError, OverflowError: an option or a step count has no usable constants; as in torch.
+        """
+        if not lists[0]:
+            return
+        self._added.append((lists, options))
+        reason = _unserved(options)
+        if reason is not None:
+            self._unserved.append(_Call(lists, options, reason))
+            return
+        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
+        columns = [params, grads, exp_avgs, exp_avg_sqs] + ([max_exp_avg_sqs] if options["amsgrad"] else [])
+        constants = {name: options[name] for name in _CONSTANTS}
+        groups: dict[float, int | None] = {}
+        sorted_rows: dict[str | None, list[int]] = {}
+        for i, (step, *tensors) in enumerate(zip(state_steps, *columns, strict=True)):
+            reason = _descriptors.unserved(tensors, step)
+            if reason is None:
+                count = _descriptors.next_step(step)
+                if count not in groups:
+                    groups[count] = self._table.add_group(count, **constants)
+                group = groups[count]
+                if group is None:
+                    reason = _descriptors.NEGATIVE_STEP
+                else:
+                    self._table.add_row(tensors, step, group)
+            sorted_rows.setdefault(reason, []).append(i)
+        for reason, rows in sorted_rows.items():
+            some: Lists = tuple([tensors[i] for i in rows] if tensors else [] for tensors in lists)  # type: ignore[assignment]
+            (self._served if reason is None else self._unserved).append(_Call(some, options, reason or _SHARED))
+
+    def run(self) -> None:
+        """Updates everything, or raises and has changed nothing of what the kernels serve."""
+        if self._order_matters():
+            _run_by_torch([_Call(lists, options, _SHARED) for lists, options in self._added])
+            return
+        _run_by_torch(self._unserved)
+        if self._table.num_rows == 0:
+            return
+        if self._run_by_kernels() == 0:
+            increment_version(self._table.written)
+        else:
+            _run_by_torch(self._served)
+
+    def _order_matters(self) -> bool:
+        """Whether a parameter is updated twice, or kernels and torch would share memory."""
+        if self._table.counts_twice():
+            return True
+        return bool(self._unserved) and not _storages(self._table.tensors).isdisjoint(
+            _storages(tensor for call in self._unserved for tensors in call.lists for tensor in tensors)
+        )
+
+    def _run_by_kernels(self) -> int:
+        """One native call; 0 if it is done, else nothing was changed: some row's tensors share memory with each other."""
+        table, arithmetic = self._table, torch_arithmetic()
+        if arithmetic.square_root is None:
+            raise AssertionError("rows were added although no kernel reproduces torch")
+        return _binding.step(
+            table.rows.buffer_info()[0],
+            table.num_rows,
+            table.groups.buffer_info()[0],
+            table.num_groups,
+            threads=_settings.get_num_threads(),
+            backend=_settings.BACKENDS.index(_settings.get_backend()),
+            arithmetic=ARITHMETICS.index(arithmetic.arithmetic),
+            square_root=SQUARE_ROOTS.index(arithmetic.square_root),
+        )
+
+
+def _run_by_torch(calls: list[_Call]) -> None:
+    for call in calls:
+        _fallback.warn(call.reason)
+    # What may raise comes first. The sort is stable: otherwise the order is the caller's.
+    for call in sorted(calls, key=lambda call: call.reason not in _descriptors.FAILING):
+        call.run()

@@ -1,0 +1,172 @@
+"""``torch.optim.Adam`` with the arithmetic in Go: the class and the function, under torch's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _use_grad_for_differentiable
+
+from ._step import Lists, Step
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+
+    class _Base(Optimizer):
+        def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool: ...
+else:
+    _Base = object
+
+
+class GoStep(_Base):
+    """The step of ``Adam`` and ``AdamW``. All the rest, ``_init_group`` and the state it makes included, is torch's."""
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Performs a single optimization step.
+
+        Args:
+            closure: reevaluates the model and returns the loss; called once, with gradients on.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            RuntimeError: a gradient is sparse, or an option does not fit into a float32, as in torch. Nothing was changed.
+        """
+        # Renamed in torch 2.10 or so, and deprecated under the old name.
+        check = getattr(self, "_accelerator_graph_capture_health_check", None)
+        (check or self._cuda_graph_capture_health_check)()
+
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        step = Step()
+        for group in self.param_groups:
+            lists: Lists = ([], [], [], [], [], [])
+            has_complex = self._init_group(group, *lists)
+            beta1, beta2 = group["betas"]
+            step.add(
+                lists,
+                {
+                    "amsgrad": group["amsgrad"],
+                    "has_complex": has_complex,
+                    "beta1": beta1,
+                    "beta2": beta2,
+                    "lr": group["lr"],
+                    "weight_decay": group["weight_decay"],
+                    "eps": group["eps"],
+                    "maximize": group["maximize"],
+                    "foreach": group["foreach"],
+                    "capturable": group["capturable"],
+                    "differentiable": group["differentiable"],
+                    "fused": group["fused"],
+                    "grad_scale": getattr(self, "grad_scale", None),
+                    "found_inf": getattr(self, "found_inf", None),
+                    "decoupled_weight_decay": self._decoupled(group),
+                },
+            )
+        step.run()
+        return loss
+
+    def _decoupled(self, group: dict[str, Any]) -> bool:
+        # torch 2.6 has no such key: there the class decides.
+        return group.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW))
+
+
+class Adam(GoStep, torch.optim.Adam):
+    """Adam for CPU tensors, with the bits of ``torch.optim.Adam`` in a fraction of its time.
+
+    Arguments, state, ``state_dict``, hooks and errors are those of ``torch.optim.Adam``, from which the class inherits
+    everything but ``step``. Float32 and complex64 parameters are updated by one native call that releases the GIL; what the
+    kernels do not serve runs through torch, with one ``FallbackWarning`` per reason.
+
+    Args:
+        params: parameters, named parameters or groups of them, as for torch.
+        lr: learning rate (default: 1e-3); a float, or a tensor of one element.
+        betas: decay rates of the two moments, each in [0, 1) (default: (0.9, 0.999)).
+        eps: added to the denominator (default: 1e-8).
+        weight_decay: L2 penalty, or decoupled decay if ``decoupled_weight_decay`` (default: 0).
+        amsgrad: divides by the maximum of the second moments so far (default: False).
+        foreach: accepted; the numbers are the same (default: None).
+        maximize: ascends instead of descending (default: False).
+        capturable, differentiable, fused: other formulas of torch; if True, torch computes (default: False, False, None).
+        decoupled_weight_decay: AdamW's decay, from torch 2.7 on (default: False).
+
+    Raises:
+        ValueError, TypeError, RuntimeError: torch's own sentences for what torch refuses.
+
+    References:
+        Kingma and Ba, "Adam: A Method for Stochastic Optimization", https://arxiv.org/abs/1412.6980.
+        Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", https://openreview.net/forum?id=ryQu7f-RZ.
+        ``torch.optim.Adam``, https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html.
+    """
+
+
+def adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    max_exp_avg_sqs: list[Tensor],
+    state_steps: list[Tensor],
+    foreach: bool | None = None,
+    capturable: bool = False,
+    differentiable: bool = False,
+    fused: bool | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    has_complex: bool = False,
+    decoupled_weight_decay: bool = False,
+    *,
+    amsgrad: bool,
+    beta1: float | Tensor,
+    beta2: float | Tensor,
+    lr: float | Tensor,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+) -> None:
+    """Functional Adam, with the signature and the bits of ``torch.optim.adam.adam``.
+
+    Args:
+        params, grads, exp_avgs, exp_avg_sqs: tensors of one shape and dtype each, one entry a parameter; float32 and
+            complex64 on the CPU are computed in Go. All but ``grads`` are updated in place.
+        max_exp_avg_sqs: as many if ``amsgrad``, else empty.
+        state_steps: counters, tensors of one element, increased by 1.
+        beta1, beta2, lr, weight_decay, eps, amsgrad, maximize, decoupled_weight_decay: see ``Adam``.
+        foreach, capturable, differentiable, fused, grad_scale, found_inf, has_complex: as in torch.
+
+    Raises:
+        RuntimeError: a step is not a tensor, or an option does not fit into a float32, in torch's words.
+        ValueError: the lists differ in length.
+    """
+    if not all(isinstance(step, Tensor) for step in state_steps):
+        raise RuntimeError("API has changed, `state_steps` argument must contain a list of singleton tensors")
+    lists: Lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
+    step = Step()
+    step.add(
+        lists,
+        {
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "grad_scale": grad_scale,
+            "found_inf": found_inf,
+            "has_complex": has_complex,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "amsgrad": amsgrad,
+            "beta1": beta1,
+            "beta2": beta2,
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "eps": eps,
+            "maximize": maximize,
+        },
+    )
+    step.run()
