@@ -2,8 +2,36 @@
 
 package kernel
 
-func assemblyBackends() []Backend { return nil }
+import "github.com/klauspost/cpuid/v2"
 
-func assemblyStages(Backend, Variant) stages { return stages{} }
+// assemblyBackends lists the backends of which the CPU has every instruction and the operating system keeps every register. The
+// generated files say what each function requires.
+func assemblyBackends() []Backend {
+	var backends []Backend
+	if cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3) {
+		backends = append(backends, AVX2)
+	}
+	return backends
+}
 
-func assemblySqrt(Backend, SquareRoot) func(y, x []float32, mxcsr uint32) { return nil }
+// assemblyStages finds the kernel of a variant on a backend other than Generic.
+func assemblyStages(b Backend, v Variant) stages {
+	if b == AVX2 {
+		return kernelsAVX2[v.index()]
+	}
+	return kernelsAVX512[v.index()]
+}
+
+// assemblySqrt finds the square root, IEEE or Goldschmidt, of a backend other than Generic.
+func assemblySqrt(b Backend, r SquareRoot) func(y, x []float32, mxcsr uint32) {
+	switch {
+	case b == AVX2 && r == IEEE:
+		return sqrtAVX2_ieee
+	case b == AVX2:
+		return sqrtAVX2_goldschmidt
+	case r == IEEE:
+		return sqrtAVX512_ieee
+	default:
+		return sqrtAVX512_goldschmidt
+	}
+}

@@ -1,0 +1,82 @@
+//go:build !purego
+
+package kernel
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const hasControlWord = true
+
+// estimates are the functions that give RSQRTPS as it is.
+var estimates = map[Backend]func(y, x []float32, mxcsr uint32){AVX2: sqrtAVX2_estimate, AVX512: sqrtAVX512_estimate}
+
+// goldschmidt is the formula in Go, from the CPU's estimate of 1/sqrt(x).
+func goldschmidt(x, estimate float32) float32 {
+	if bits := math.Float32bits(x); bits < 0x00800000 || bits >= 0x7f7ff800 {
+		return sqrt(x)
+	}
+	root, h := float32(x*estimate), float32(0.5*estimate)
+	e := 0.5 - float32(root*h)
+	root += float32(root * e)
+	h += float32(h * e)
+	return root + float32((x-float32(root*root))*h)
+}
+
+func TestGoldschmidtIsItsFormula(t *testing.T) {
+	x := sqrtInputs(1 << 20)
+	estimate, want := make([]float32, len(x)), make([]float32, len(x))
+	for _, b := range backends() {
+		if b == Generic {
+			continue
+		}
+		estimates[b](estimate, x, NearestNoFlush)
+		for i := range x {
+			want[i] = goldschmidt(x[i], estimate[i])
+		}
+		got := make([]float32, len(x))
+		require.NoError(t, Sqrt(b, Goldschmidt, got, x))
+		sameValues(t, fmt.Sprintf("%v/goldschmidt", b), got, want)
+	}
+}
+
+func TestBackendsAgreeOnEstimate(t *testing.T) {
+	x := sqrtInputs(1 << 16)
+	want := make([]float32, len(x))
+	for i, b := range backends()[1:] {
+		got := make([]float32, len(x))
+		estimates[b](got, x, NearestNoFlush)
+		if i == 0 {
+			want = got
+		}
+		sameValues(t, fmt.Sprintf("%v/estimate", b), got, want)
+	}
+}
+
+// TestGoldschmidtStepFollowsControlWord compares a step under each control word with the portable one around the same square
+// root under the same control word.
+func TestGoldschmidtStepFollowsControlWord(t *testing.T) {
+	span := ordinarySpan(499)
+	for _, b := range backends() {
+		for _, v := range variants(b) {
+			if v.SquareRoot != Goldschmidt {
+				continue
+			}
+			for _, word := range controlWords {
+				s, around := scalarCases[0].scalars, v
+				s.MXCSR, around.SquareRoot = word, Library
+				k := lookup(t, b, v)
+				ref, err := Lookup(Generic, around, func(y, x []float32) { assemblySqrt(b, Goldschmidt)(y, x, word) })
+				require.NoError(t, err)
+				got, want := forVariant(clone(span), v), forVariant(clone(span), v)
+				k.Step(got, &s, nil)
+				ref.Step(want, &s, new(Tile))
+				sameSpan(t, fmt.Sprintf("%v/%v/mxcsr=%04x", b, v, word), got, want)
+			}
+		}
+	}
+}
