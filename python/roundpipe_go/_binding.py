@@ -54,6 +54,7 @@ def _module() -> ModuleType:
     return _native
 
 
+@functools.cache
 def backends() -> int:
     """Bit mask of the backends this CPU can run, bit 0 the generic one."""
     return _module().Backends()

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from . import _binding
+
 _ROW_WORDS = 8
 _GROUP_WORDS = 9
 _STEP_WORD = 5
@@ -207,6 +209,19 @@ class Table:
         )
         self.tensors += tensors
         self.written += (param, *tensors[2:], step)
+
+    def run(self, *, threads: int, backend: int, arithmetic: int, square_root: int) -> int:
+        """The native call over all rows, with the codes of Go; returns and raises what ``_binding.step`` does."""
+        return _binding.step(
+            self.rows.buffer_info()[0],
+            self.num_rows,
+            self.groups.buffer_info()[0],
+            self.num_groups,
+            threads=threads,
+            backend=backend,
+            arithmetic=arithmetic,
+            square_root=square_root,
+        )
 
 
 def next_step(step: Tensor) -> float:

@@ -165,14 +165,10 @@ class Step:
 
     def _run_by_kernels(self) -> int:
         """One native call; 0 if it is done, else nothing was changed: some row's tensors share memory with each other."""
-        table, arithmetic = self._table, torch_arithmetic()
+        arithmetic = torch_arithmetic()
         if arithmetic.square_root is None:
             raise AssertionError("rows were added although no kernel reproduces torch")
-        return _binding.step(
-            table.rows.buffer_info()[0],
-            table.num_rows,
-            table.groups.buffer_info()[0],
-            table.num_groups,
+        return self._table.run(
             threads=_settings.get_num_threads(),
             backend=_settings.BACKENDS.index(_settings.get_backend()),
             arithmetic=ARITHMETICS.index(arithmetic.arithmetic),

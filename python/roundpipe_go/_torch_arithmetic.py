@@ -10,16 +10,18 @@ from __future__ import annotations
 import functools
 import platform
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _binding, _settings
+from . import _binding, _descriptors, _fallback, _settings
 
 ARITHMETICS = ("fma", "plain")
 SQUARE_ROOTS = ("ieee", "goldschmidt", "library")
 """In the order of their codes in Go, and of preference: the first that equals torch.sqrt is taken."""
 
+_BITS_OF_ONE = 0x3F800000
 _CHUNK = 1 << 20
 
 
@@ -46,9 +48,9 @@ def _bits(tensor: Tensor) -> Tensor:
 def _probe() -> Tensor:
     """Every binade sampled, with its edges; denormals, zeros, infinities, negatives and NaN. 132,096 float32."""
     generator = torch.Generator().manual_seed(0)
-    mantissa = torch.randint(0, 1 << 23, (256, 512), dtype=torch.int32, generator=generator)
-    mantissa[:, :4] = torch.tensor([0, 1, (1 << 23) - 2, (1 << 23) - 1])
-    exponent = torch.arange(256, dtype=torch.int32).unsqueeze(1) << 23
+    mantissa = torch.randint(0, 1 << 23, (256, 512), dtype=torch.int32, generator=generator, device="cpu")
+    mantissa[:, :4] = torch.tensor([0, 1, (1 << 23) - 2, (1 << 23) - 1], dtype=torch.int32, device="cpu")
+    exponent = torch.arange(256, dtype=torch.int32, device="cpu").unsqueeze(1) << 23
     positive = (exponent | mantissa).view(torch.float32).flatten()
     return torch.cat([positive, -positive[::128]])
 
@@ -73,47 +75,83 @@ def _reproduces_sqrt(square_root: str) -> bool:
     if not _sqrt_equals(_probe(), square_root):
         return False
     # Both formulas scale with powers of four, so [1, 4) stands for all normal numbers: try each of its 2^24.
-    first = int(torch.tensor(1.0).view(torch.int32))
     return all(
-        _sqrt_equals(torch.arange(i, i + _CHUNK, dtype=torch.int32).view(torch.float32), square_root)
-        for i in range(first, first + (1 << 24), _CHUNK)
+        _sqrt_equals(torch.arange(i, i + _CHUNK, dtype=torch.int32, device="cpu").view(torch.float32), square_root)
+        for i in range(_BITS_OF_ONE, _BITS_OF_ONE + (1 << 24), _CHUNK)
     )
 
 
 def _find_square_root() -> str | None:
     """The first square root that equals torch.sqrt."""
-    if _settings.get_square_root() == "ieee":
-        return "ieee"
-    flushing = torch.tensor([2.0**-126]).mul(0.5).item() == 0
-    torch.set_flush_denormal(False)
-    try:
-        # oneMKL 2024.2 may answer a process's first concurrent call with another, less accurate kernel.
-        torch.sqrt(torch.ones(64))
-        return next((name for name in SQUARE_ROOTS if _reproduces_sqrt(name)), None)
-    finally:
-        torch.set_flush_denormal(flushing)
+    # oneMKL 2024.2 may answer a process's first concurrent call with another, less accurate kernel: warm it up.
+    torch.sqrt(torch.ones(64, dtype=torch.float32, device="cpu"))
+    return next((name for name in SQUARE_ROOTS if _reproduces_sqrt(name)), None)
+
+
+def _trial_equals(arithmetic: str, square_root: str, **options: Any) -> bool:
+    """Whether two steps of a few hundred elements have the bits of torch's own function."""
+    options = {"amsgrad": True, "maximize": False, "eps": 1e-8, "lr": 1e-3, **options}
+    generator = torch.Generator().manual_seed(1)
+    param, grad = torch.randn(2, 331, dtype=torch.float32, generator=generator, device="cpu")
+    ours = [param, grad, *(torch.zeros_like(param) for _ in range(3)), torch.zeros((), dtype=torch.float32, device="cpu")]
+    theirs = [tensor.clone() for tensor in ours]
+    for _ in range(2):
+        *tensors, step = ours
+        table = _descriptors.Table()
+        group = table.add_group(_descriptors.next_step(step), **options)
+        if group is None:
+            return False
+        table.add_row(tensors, step, group)
+        unserved = table.run(
+            threads=1,
+            backend=_settings.BACKENDS.index(_settings.get_backend()),
+            arithmetic=ARITHMETICS.index(arithmetic),
+            square_root=SQUARE_ROOTS.index(square_root),
+        )
+        if unserved:
+            return False
+        _fallback.torch_adam(tuple([tensor] for tensor in theirs), options)
+    return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(ours, theirs))
+
+
+def _trial(arithmetic: str, square_root: str) -> bool:
+    """A last look before any user's tensor is touched: another build of torch may round where the known ones do not."""
+    return all(
+        _trial_equals(arithmetic, square_root, beta1=beta1, beta2=0.999, weight_decay=0.1, decoupled_weight_decay=decoupled)
+        for beta1 in (0.9, 0.3)
+        for decoupled in (False, True)
+    )
+
+
+_WHY = {
+    "ieee": "torch.sqrt rounds correctly here",
+    "goldschmidt": "torch.sqrt is a Goldschmidt iteration on RSQRTPS here",
+    "library": "torch.sqrt is oneMKL's vmsSqrt here, which is called tile by tile",
+}
 
 
 @functools.cache
 def _detect(setting: str) -> TorchArithmetic:
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return TorchArithmetic("fma", None, f"the kernels reproduce torch on x86-64, and this is {platform.machine()}")
     capability = torch.backends.cpu.get_cpu_capability()
     arithmetic = "plain" if capability in ("DEFAULT", "NO AVX") else "fma"
-    square_root = _find_square_root()
-    if square_root is None:
-        return TorchArithmetic(arithmetic, None, "no square root of the kernels equals torch.sqrt of this torch and CPU")
-    why = {
-        "ieee": "torch.sqrt rounds correctly here",
-        "goldschmidt": "torch.sqrt is a Goldschmidt iteration on RSQRTPS here",
-        "library": "torch.sqrt is oneMKL's vmsSqrt here, which is called tile by tile",
-    }[square_root]
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return TorchArithmetic(arithmetic, None, f"torch's bits are known for x86-64, and this is {platform.machine()}")
     if setting == "ieee":
-        why = "asked for; torch.sqrt may differ in the last place"
-    return TorchArithmetic(arithmetic, square_root, f"torch's CPU capability is {capability}; {why}")
+        return TorchArithmetic(arithmetic, "ieee", f"torch's CPU capability is {capability}; a correct square root was asked for")
+    smallest = torch.tensor([2.0**-126], dtype=torch.float32, device="cpu")
+    flushing = smallest.mul(0.5).item() == 0
+    torch.set_flush_denormal(False)
+    try:
+        square_root = _find_square_root()
+        if square_root is None:
+            return TorchArithmetic(arithmetic, None, "no square root of the kernels equals torch.sqrt of this torch and CPU")
+        if not _trial(arithmetic, square_root):
+            return TorchArithmetic(arithmetic, None, "a trial step has other bits than this torch's; please report it")
+    finally:
+        torch.set_flush_denormal(flushing)
+    return TorchArithmetic(arithmetic, square_root, f"torch's CPU capability is {capability}; {_WHY[square_root]}")
 
 
 def torch_arithmetic() -> TorchArithmetic:
     """What this process's torch computes with; found at the first call, which takes about a tenth of a second."""
     return _detect(_settings.get_square_root())
-
