@@ -11,10 +11,12 @@ import functools
 import json
 import os
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _ABI = 1
 _loaded = False
@@ -57,7 +59,7 @@ def _module() -> ModuleType:
 @functools.cache
 def backends() -> int:
     """Bit mask of the backends this CPU can run, bit 0 the generic one."""
-    return _module().Backends()
+    return int(_module().Backends())
 
 
 @functools.cache
@@ -93,7 +95,7 @@ def step(
     Raises:
         RuntimeError: the tables are wrong, or the update failed.
     """
-    return _module().Step(rows, num_rows, groups, num_groups, threads, backend, arithmetic, square_root)
+    return int(_module().Step(rows, num_rows, groups, num_groups, threads, backend, arithmetic, square_root))
 
 
 def build_info() -> dict[str, Any]:

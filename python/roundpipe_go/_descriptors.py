@@ -63,9 +63,7 @@ def _same_order(tensors: Sequence[Tensor]) -> bool:
     if param.numel() < 2:
         return True
     order = [stride for stride, size in zip(param.stride(), param.shape) if size != 1]
-    return _dense(param) and all(
-        [stride for stride, size in zip(t.stride(), t.shape) if size != 1] == order for t in tensors[1:]
-    )
+    return _dense(param) and all([stride for stride, size in zip(t.stride(), t.shape) if size != 1] == order for t in tensors[1:])
 
 
 def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
@@ -104,10 +102,10 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
 
 def _checked(value: Any) -> float:
     """A scalar that torch converts with a check; the others become infinite in silence, there as here."""
-    value = float(value)
-    if math.isfinite(value) and abs(value) > _FLOAT32_MAX:
+    number = float(value)
+    if math.isfinite(number) and abs(number) > _FLOAT32_MAX:
         raise RuntimeError("value cannot be converted to type float without overflow")
-    return value
+    return number
 
 
 class Table:
@@ -226,5 +224,5 @@ class Table:
 
 def next_step(step: Tensor) -> float:
     """The value of a counter after torch's ``step += 1``. A float32 one stays at 2**24 once it is there."""
-    value = step.item() + 1.0
+    value = float(step.item()) + 1.0
     return ctypes.c_float(value).value if step.dtype is torch.float32 else value

@@ -85,5 +85,7 @@ def report() -> str:
     environment = info.pop("environment")
     lines = [f"{name:<22}{', '.join(value) if isinstance(value, list) else value}" for name, value in info.items()]
     lines += [f"{'threads: ' + name:<22}{value}" for name, value in threads.items()]
-    lines += [f"{'environment':<22}{name}={value}" for name, value in environment.items()] or ["environment           no switch is set"]
+    lines += [f"{'environment':<22}{name}={value}" for name, value in environment.items()] or [
+        "environment           no switch is set"
+    ]
     return "\n".join(lines)

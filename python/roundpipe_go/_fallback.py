@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# torch/optim/__init__.py deletes the attribute torch.optim.adam; the module is reached by import alone.
-from torch.optim.adam import adam as _torch_adam
+# torch/optim/__init__.py deletes the attributes torch.optim.adam and adamw; the modules are reached by import alone.
+from torch.optim.adam import adam as _adam
+from torch.optim.adamw import adamw as _adamw
 
-try:  # torch 2.6 computes decoupled decay in a function of its own
-    from torch.optim.adamw import adamw as _torch_adamw
-except ImportError:  # pragma: no cover
-    _torch_adamw = None
-
-_DECOUPLED_IN_ADAM = "decoupled_weight_decay" in _torch_adam.__annotations__
+_DECOUPLED_IN_ADAM = "decoupled_weight_decay" in inspect.signature(_adam).parameters
 
 
 class FallbackWarning(UserWarning):
@@ -44,14 +42,11 @@ def warn(reason: str) -> None:
     _warned.add(reason)
 
 
-def torch_adam(lists: tuple[list[Tensor], ...], options: dict[str, Any]) -> None:
-    """``torch.optim.adam.adam`` of the installed torch, whatever its version calls decoupled decay."""
-    if _DECOUPLED_IN_ADAM:
-        _torch_adam(*lists, **options)
-        return
-    options = dict(options)
-    decoupled = options.pop("decoupled_weight_decay")
-    if decoupled and _torch_adamw is not None:
-        _torch_adamw(*lists, **options)
-    else:
-        _torch_adam(*lists, **options)
+def torch_adam(lists: Sequence[list[Tensor]], options: dict[str, Any]) -> None:
+    """Calls ``torch.optim.adam.adam`` of the installed torch, whatever its version calls decoupled decay."""
+    function: Callable[..., None] = _adam
+    if not _DECOUPLED_IN_ADAM:  # torch 2.6
+        options = dict(options)
+        if options.pop("decoupled_weight_decay"):
+            function = _adamw
+    function(*lists, **options)

@@ -32,13 +32,9 @@ def set_num_threads(num_threads: int | None) -> None:
     global _num_threads
     if num_threads is not None:
         if isinstance(num_threads, bool) or not isinstance(num_threads, int):
-            raise TypeError(
-                f"roundpipe_go: num_threads is {num_threads!r}, want an int; None follows torch.get_num_threads()"
-            )
+            raise TypeError(f"roundpipe_go: num_threads is {num_threads!r}, want an int; None follows torch.get_num_threads()")
         if num_threads < 1:
-            raise ValueError(
-                f"roundpipe_go: num_threads is {num_threads}, want at least 1; None follows torch.get_num_threads()"
-            )
+            raise ValueError(f"roundpipe_go: num_threads is {num_threads}, want at least 1; None follows torch.get_num_threads()")
     _num_threads = num_threads
 
 
@@ -103,9 +99,7 @@ def _check_backend(name: str, where: str) -> None:
         raise ValueError(f"roundpipe_go: {where} is {name!r}, want one of {', '.join(BACKENDS)}")
     available = available_backends()
     if name not in available:
-        raise RuntimeError(
-            f"roundpipe_go: {where} is {name!r}, which this CPU cannot run; it has {', '.join(available)}"
-        )
+        raise RuntimeError(f"roundpipe_go: {where} is {name!r}, which this CPU cannot run; it has {', '.join(available)}")
 
 
 def set_square_root(square_root: str | None) -> None:

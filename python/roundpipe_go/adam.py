@@ -75,7 +75,7 @@ class GoStep(_Base):
 
     def _decoupled(self, group: dict[str, Any]) -> bool:
         # torch 2.6 has no such key: there the class decides.
-        return group.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW))
+        return bool(group.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW)))
 
 
 class Adam(GoStep, torch.optim.Adam):
