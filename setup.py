@@ -161,7 +161,8 @@ def sort_functions(path: Path, pattern: str) -> None:
     """Sorts the parts of a generated file that match, which come in a row: gopy's order differs from run to run."""
     text = path.read_text()
     functions = re.findall(pattern, text, re.DOTALL | re.MULTILINE)
-    path.write_text(text.replace("".join(functions), "".join(sorted(functions))))
+    begin, end = text.index(functions[0]), text.index(functions[-1]) + len(functions[-1])
+    path.write_text(text[:begin] + "\n".join(sorted(functions)) + text[end:])
 
 
 class BuildGo(build_ext):
@@ -184,7 +185,7 @@ class BuildGo(build_ext):
         self.trim(scratch)
         run([sys.executable, "build.py"], env, scratch)
         library = scratch / "_native.so"
-        build = ["go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", str(library), "."]
+        build = ["go", "build", "-buildmode=c-shared", "-ldflags=-s -w -buildid=", "-o", str(library), "."]
         run(build, env, scratch)
 
         target = self.get_ext_fullpath(ext.name)
@@ -196,6 +197,8 @@ class BuildGo(build_ext):
         """Keeps of gopy's output what this package uses."""
         rewrite(
             scratch / "native.go",
+            # gopy's command line: cgo puts a hash of the file into names, and folders would be in it.
+            (r"^gopy gen [^\n]*\n", ""),
             # The flags link libpython, which many interpreters lack and no extension needs.
             (r"^#cgo [^\n]*\n", ""),
             # gopy leaves the imports to goimports.
@@ -203,7 +206,7 @@ class BuildGo(build_ext):
             # Wrappers of slices of every basic type.
             (r"^// ---- External Types .*^// ---- Package: pybind ---\n", ""),
         )
-        sort_functions(scratch / "native.go", r"^//export pybind_.*?^}\n+")
+        sort_functions(scratch / "native.go", r"^//export pybind_.*?^}$")
         rewrite(
             scratch / "build.py",
             # cgo's own header, there during the build: gopy would build twice to have native_go.h before.
@@ -212,7 +215,7 @@ class BuildGo(build_ext):
             # Step, not pybind_Step.
             (r"^(add_checked_\w+\(mod, 'pybind_(\w+)'[^\n]*)\)\n", r"\1, custom_name='\2')\n"),
         )
-        sort_functions(scratch / "build.py", r"^add_checked_[^\n]*\n")
+        sort_functions(scratch / "build.py", r"^add_checked_[^\n]*$")
 
 
 if __name__ == "__main__":
