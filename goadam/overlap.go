@@ -31,17 +31,18 @@ func (c Counter) extent() extent {
 	return extent{begin, begin + unsafe.Sizeof(*c.Float32), true}
 }
 
-// extents lists what the row reads and writes. Only the gradient is not written.
-func (p *Param) extents() [6]extent {
-	return [6]extent{
+// tensors lists where the row's elements are. Only the gradient is not written.
+func (p *Param) tensors() [5]extent {
+	return [5]extent{
 		extentOf(p.Param, true), extentOf(p.Grad, false), extentOf(p.ExpAvg, true),
-		extentOf(p.ExpAvgSq, true), extentOf(p.MaxExpAvgSq, true), p.Step.extent(),
+		extentOf(p.ExpAvgSq, true), extentOf(p.MaxExpAvgSq, true),
 	}
 }
 
 // unservedMemory says why the row's memory does not suit the kernels, or nothing.
 func (p *Param) unservedMemory() string {
-	extents := p.extents()
+	tensors := p.tensors()
+	extents := [...]extent{tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], p.Step.extent()}
 	for i, e := range extents {
 		if e.begin%unsafe.Alignof(float32(0)) != 0 {
 			return "a tensor is not aligned to its elements"
@@ -56,11 +57,11 @@ func (p *Param) unservedMemory() string {
 }
 
 // rowsOverlap reports whether any row writes memory that another row reads or writes. Rows are known to be free of overlap
-// in themselves. Gradients may be shared: nobody writes them.
+// in themselves. Gradients may be shared: nobody writes them. Counters do not matter: they are written after all elements.
 func rowsOverlap(params []Param) bool {
-	all := make([]extent, 0, 6*len(params))
+	all := make([]extent, 0, 5*len(params))
 	for i := range params {
-		for _, e := range params[i].extents() {
+		for _, e := range params[i].tensors() {
 			if e.begin != e.end {
 				all = append(all, e)
 			}

@@ -1,0 +1,133 @@
+package goadam
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"roundpipe-go/kernel"
+)
+
+// rowsOverlapSlowly compares every tensor of every row with every tensor of every other row.
+func rowsOverlapSlowly(params []Param) bool {
+	for i := range params {
+		for j := range params[:i] {
+			for _, a := range params[i].tensors() {
+				for _, b := range params[j].tensors() {
+					if a.begin != a.end && b.begin != b.end && a.overlaps(b) && (a.written || b.written) {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+func TestRowsOverlapIsWhatComparingAllGives(t *testing.T) {
+	r := newRand()
+	buffer, found := make([]float32, 4000), map[bool]int{}
+	for call := range 5000 {
+		cursor := 0
+		take := func() []float32 {
+			n := r.IntN(20)
+			if r.IntN(30) == 0 { // anywhere, mostly over something
+				begin := r.IntN(len(buffer) - n)
+				return buffer[begin : begin+n]
+			}
+			cursor += n
+			return buffer[cursor-n : cursor] // next to the one before
+		}
+		rows := make([]Param, 1+r.IntN(12))
+		shared := take()
+		for i := range rows {
+			rows[i] = Param{Param: take(), Grad: shared, ExpAvg: take(), ExpAvgSq: take(), MaxExpAvgSq: take(), Step: Counter{Float32: new(float32)}}
+			if r.IntN(3) > 0 {
+				rows[i].Grad = take()
+			}
+		}
+		for i := range rows {
+			if rows[i].unservedMemory() != "" {
+				rows[i] = Param{Step: Counter{Float32: new(float32)}} // such a row never gets so far
+			}
+		}
+		r.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
+		want := rowsOverlapSlowly(rows)
+		require.Equal(t, want, rowsOverlap(rows), "call %d", call)
+		found[want]++
+	}
+	assert.Greater(t, found[true], 300)
+	assert.Greater(t, found[false], 300)
+}
+
+// overlappingRows has rows over one buffer that share memory in some way, n elements each.
+var overlappingRows = []struct {
+	desc string
+	rows func(b func(begin, end float64) []float32) []Param
+}{
+	{"same parameter twice", func(b func(begin, end float64) []float32) []Param {
+		row := Param{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)}
+		return []Param{row, row}
+	}},
+	{"same parameter, own states", func(b func(begin, end float64) []float32) []Param {
+		return []Param{
+			{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)},
+			{Param: b(0, 1), Grad: b(4, 5), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
+		}
+	}},
+	{"parameters that overlap in part", func(b func(begin, end float64) []float32) []Param {
+		return []Param{
+			{Param: b(0, 1), Grad: b(2, 3), ExpAvg: b(3, 4), ExpAvgSq: b(4, 5)},
+			{Param: b(0.5, 1.5), Grad: b(5, 6), ExpAvg: b(6, 7), ExpAvgSq: b(7, 8)},
+		}
+	}},
+	{"gradient is another row's parameter", func(b func(begin, end float64) []float32) []Param {
+		return []Param{
+			{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)},
+			{Param: b(4, 5), Grad: b(0, 1), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
+		}
+	}},
+	{"gradient is a later row's moment", func(b func(begin, end float64) []float32) []Param {
+		return []Param{
+			{Param: b(0, 1), Grad: b(5, 6), ExpAvg: b(1, 2), ExpAvgSq: b(2, 3)},
+			{Param: b(3, 4), Grad: b(4, 5), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
+		}
+	}},
+}
+
+func TestOverlappingRowsRunInOrder(t *testing.T) {
+	groups := newGroups(t, kernel.Variant{})
+	for _, c := range overlappingRows {
+		for _, n := range []int{16, serialBelow} {
+			config := Config{Threads: 4, Backend: kernel.Best()}
+			values := newRows(false, 8*n)[0].ExpAvgSq
+			build := func() (buffer []float32, rows []Param) {
+				buffer = append(buffer, values...)
+				rows = c.rows(func(begin, end float64) []float32 { return buffer[int(begin*float64(n)):int(end*float64(n))] })
+				for i := range rows {
+					rows[i].Step.Float32, rows[i].Group = new(float32), i%2
+				}
+				return buffer, rows
+			}
+			got, rows := build()
+			want, wanted := build()
+			require.True(t, rowsOverlap(rows), c.desc)
+			require.NoError(t, Step(rows, groups, config))
+			reference(t, wanted, groups, config, kernel.NearestNoFlush)
+			sameValues(t, c.desc, got, want)
+		}
+	}
+}
+
+func TestSharedGradientsRunInParallel(t *testing.T) {
+	groups := newGroups(t, kernel.Variant{})
+	config := Config{Threads: 4, Backend: kernel.Best()}
+	rows := newRows(false, serialBelow, serialBelow, serialBelow)
+	rows[1].Grad, rows[2].Grad = rows[0].Grad, rows[0].Grad
+	require.False(t, rowsOverlap(rows))
+	want := clone(rows)
+	require.NoError(t, Step(rows, groups, config))
+	reference(t, want, groups, config, kernel.NearestNoFlush)
+	sameRows(t, "shared gradient", rows, want)
+}
