@@ -11,9 +11,12 @@ import (
 // 100 µs costs more than it brings.
 const serialBelow = 1 << 18
 
+// maxThreads bounds Config.Threads: Go's scheduler takes memory for every thread it is told of, needed or not.
+const maxThreads = 1 << 10
+
 // Config says how to compute, not what: results depend on Arithmetic and SquareRoot alone.
 type Config struct {
-	// Threads is the most threads to use, the caller's own included; less than 1 means 1.
+	// Threads is the most threads to use, the caller's own included; less than 1 means 1. GOMAXPROCS is raised to it if need be.
 	Threads    int
 	Backend    kernel.Backend
 	Arithmetic kernel.Arithmetic
@@ -50,8 +53,9 @@ func Step(params []Param, groups []Group, config Config) error {
 		row := &params[s.row]
 		steppers[row.Group].step(row.part(s.begin, s.end), tile)
 	}
-	if config.Threads > 1 && numel >= serialBelow && !rowsOverlap(params) {
-		err = updateParallel(params, pieceLen(numel, config.Threads), config.Threads, update)
+	threads := min(config.Threads, maxThreads)
+	if threads > 1 && numel >= serialBelow && !rowsOverlap(params) {
+		err = updateParallel(params, pieceLen(numel, threads), threads, update)
 	} else {
 		err = updateSerial(params, update)
 	}
@@ -73,9 +77,15 @@ type stepper struct {
 func (s *stepper) step(part kernel.Span, tile *kernel.Tile) { s.kernel.Step(part, &s.scalars, tile) }
 
 func newSteppers(groups []Group, config Config, mxcsr uint32) ([]stepper, error) {
+	if config.Arithmetic > kernel.Plain || config.SquareRoot > kernel.Library {
+		return nil, fmt.Errorf("goadam: unknown arithmetic %d or square root %d", config.Arithmetic, config.SquareRoot)
+	}
 	root := config.squareRoot(mxcsr)
 	steppers := make([]stepper, len(groups))
 	for i, g := range groups {
+		if g.Decay > kernel.DecoupledDecay {
+			return nil, fmt.Errorf("goadam: group %d: unknown decay %d", i, g.Decay)
+		}
 		variant := kernel.Variant{Decay: g.Decay, AMSGrad: g.AMSGrad, Maximize: g.Maximize,
 			Arithmetic: config.Arithmetic, SquareRoot: root}
 		k, err := kernel.Lookup(config.Backend, variant, config.Library)
@@ -99,7 +109,7 @@ func (c Config) squareRoot(mxcsr uint32) kernel.SquareRoot {
 // part is [begin, end) of the row.
 func (p *Param) part(begin, end int) kernel.Span {
 	s := kernel.Span{Param: p.Param[begin:end], Grad: p.Grad[begin:end], ExpAvg: p.ExpAvg[begin:end], ExpAvgSq: p.ExpAvgSq[begin:end]}
-	if p.MaxExpAvgSq != nil {
+	if len(p.MaxExpAvgSq) > 0 {
 		s.MaxExpAvgSq = p.MaxExpAvgSq[begin:end]
 	}
 	return s

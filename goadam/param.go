@@ -8,7 +8,7 @@ import (
 
 // Param is one row of a step: a parameter, its gradient and its state, as flat memory in one order.
 //
-// Param, Grad, ExpAvg and ExpAvgSq have one length; MaxExpAvgSq has it too when the group asks for AMSGrad and is nil
+// Param, Grad, ExpAvg and ExpAvgSq have one length; MaxExpAvgSq has it too when the group asks for AMSGrad and is empty
 // otherwise. A complex tensor is passed as its real view. Nothing in a row may overlap.
 type Param struct {
 	Param, Grad, ExpAvg, ExpAvgSq, MaxExpAvgSq []float32

@@ -28,9 +28,9 @@ func runPieces(pieces, threads int, run func(piece int)) error {
 	}
 	helpers := min(threads, pieces) - 1
 	if helpers > 0 {
-		if threads > runtime.GOMAXPROCS(0) {
+		if helpers+1 > runtime.GOMAXPROCS(0) {
 			// Go took its idea of the machine from the importing thread's affinity; the caller knows better.
-			runtime.GOMAXPROCS(threads)
+			runtime.GOMAXPROCS(helpers + 1)
 		}
 		for range helpers {
 			go j.work()

@@ -1,0 +1,45 @@
+package goadam
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+
+	"roundpipe-go/kernel"
+)
+
+// rowBytes is what an element moves: four arrays are read, three written.
+const rowBytes = 7 * 4
+
+func BenchmarkStep(b *testing.B) {
+	groups := newGroups(b, kernel.Variant{})
+	for _, c := range []struct{ rows, numel int }{{1, 64}, {2_000, 64}, {200, 5_000}, {1, 1 << 18}, {1, 1 << 20}, {4, 1 << 22}} {
+		rows := newRows(false, slices.Repeat([]int{c.numel}, c.rows)...)
+		for _, threads := range slices.Compact([]int{1, runtime.NumCPU()}) {
+			b.Run(fmt.Sprintf("rows=%d/numel=%d/threads=%d", c.rows, c.numel, threads), func(b *testing.B) {
+				b.SetBytes(int64(c.rows * c.numel * rowBytes))
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := Step(rows, groups, Config{Threads: threads, Backend: kernel.Best()}); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkRowsOverlap is what a parallel call of many rows pays before its first element.
+func BenchmarkRowsOverlap(b *testing.B) {
+	for _, count := range []int{100, 1_000, 10_000} {
+		rows := newRows(false, slices.Repeat([]int{64}, count)...)
+		b.Run(fmt.Sprintf("rows=%d", count), func(b *testing.B) {
+			for b.Loop() {
+				if rowsOverlap(rows) {
+					b.Fatal("rows overlap")
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,64 @@
+//go:build !purego
+
+package goadam
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	_ "unsafe" // for go:linkname
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"roundpipe-go/kernel"
+)
+
+// storeMXCSR sets the calling thread's control word. Package kernel keeps it to itself: only a test plays a caller from C.
+//
+//go:linkname storeMXCSR roundpipe-go/kernel.storeMXCSR
+func storeMXCSR(word uint32)
+
+// under calls a function on a thread whose control word is the given one, and returns the one it leaves.
+func under(word uint32, call func()) (after uint32) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer storeMXCSR(kernel.MXCSR())
+	storeMXCSR(word)
+	call()
+	return kernel.MXCSR()
+}
+
+// TestStepFollowsTheCallersControlWord: helpers run on threads of Go's, which know nothing of torch.set_flush_denormal.
+func TestStepFollowsTheCallersControlWord(t *testing.T) {
+	rows := newRows(false, motley...)
+	for i := range rows {
+		for j := range rows[i].Param { // moments that become denormal in this step
+			rows[i].Grad[j] *= 0x1p-130
+			rows[i].ExpAvg[j] *= 0x1p-124
+			rows[i].ExpAvgSq[j] *= 0x1p-125
+		}
+	}
+	groups := newGroups(t, kernel.Variant{})
+	for _, b := range kernel.Available() {
+		for _, root := range []kernel.SquareRoot{kernel.IEEE, kernel.Goldschmidt, kernel.Library} {
+			kept := clone(rows)
+			reference(t, kept, groups, Config{Backend: b, SquareRoot: root, Library: skewedSqrt}, kernel.NearestNoFlush)
+			for _, word := range []uint32{kernel.NearestNoFlush | kernel.FlushMask, 0x3F80, 0x5F80 | 0x8000} {
+				for _, threads := range []int{1, 2, 4, 8} {
+					id := fmt.Sprintf("%v/%v/mxcsr=%04x/threads=%d", b, root, word, threads)
+					config := Config{Threads: threads, Backend: b, SquareRoot: root, Library: skewedSqrt}
+					got, want := clone(rows), clone(rows)
+					under(word, func() { reference(t, want, groups, config, word) }) // scalars are narrowed under it too
+					var err error
+					after := under(word, func() { err = Step(got, groups, config) })
+					require.NoError(t, err, id)
+					assert.Equal(t, word, after&^0x3F, "%s: got control word %04x", id, after) // the low bits are sticky flags
+					sameRows(t, id, got, want)
+					assert.NotEqual(t, kept[len(kept)-2].ExpAvgSq, got[len(got)-2].ExpAvgSq, "%s: the control word changes nothing", id)
+				}
+			}
+		}
+	}
+	assert.EqualValues(t, kernel.NearestNoFlush, kernel.MXCSR()&^0x3F, "the control word leaked: %04x", kernel.MXCSR())
+}
