@@ -24,8 +24,9 @@ _STEP_FLOAT64 = 1 << 32
 _NO_DECAY, _L2_DECAY, _DECOUPLED_DECAY = range(3)
 _AMSGRAD, _MAXIMIZE = 1 << 2, 1 << 3
 
-# Exact types only: a subclass may mean something else by its memory, or have none.
-_PLAIN_TYPES = frozenset((Tensor, Parameter))
+PLAIN_TYPES = frozenset((Tensor, Parameter))
+"""The types whose memory is what it seems; a subclass may mean something else by it, or have none."""
+
 _SERVED_DTYPES = frozenset((torch.float32, torch.complex64))
 _STEP_DTYPES = frozenset((torch.float32, torch.float64))
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -80,7 +81,7 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
     dtype, shape = param.dtype, param.shape
     contiguous = True
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES:
+        if type(tensor) not in PLAIN_TYPES:
             return SUBCLASS
         if not tensor.is_cpu or tensor.dtype is not dtype or tensor.shape != shape:
             return DEVICE if tensor is param else MIXED
@@ -115,14 +116,12 @@ class Table:
         rows: eight words a parameter.
         groups: nine words per set of options and distinct step count.
         tensors: everything the call reads or writes; hold the table until the call returns.
-        written: what the call writes, for the version counters.
     """
 
     def __init__(self) -> None:
         self.rows = array("q")
         self.groups = array("d")
         self.tensors: list[Tensor] = []
-        self.written: list[Tensor] = []
 
     @property
     def num_rows(self) -> int:
@@ -206,7 +205,6 @@ class Table:
             )
         )
         self.tensors += tensors
-        self.written += (param, *tensors[2:], step)
 
     def run(self, *, threads: int, backend: int, arithmetic: int, square_root: int) -> int:
         """The native call over all rows, with the codes of Go; returns and raises what ``_binding.step`` does."""

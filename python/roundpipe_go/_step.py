@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.nn import Parameter
 
 from . import _binding, _descriptors, _fallback, _settings
+from ._shards import local_shards
 from ._torch_arithmetic import ARITHMETICS, SQUARE_ROOTS, torch_arithmetic
 
 Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
@@ -94,7 +94,7 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
     return {
         tensor.untyped_storage().data_ptr()
         for tensor in tensors
-        if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided and tensor.numel() > 0
+        if type(tensor) in _descriptors.PLAIN_TYPES and tensor.layout is torch.strided and tensor.numel() > 0
     }
 
 
@@ -103,6 +103,7 @@ class Step:
 
     def __init__(self) -> None:
         self._table = _descriptors.Table()
+        self._written: list[Tensor] = []
         self._added: list[tuple[Lists, Options]] = []
         self._served: list[_Call] = []
         self._unserved: list[_Call] = []
@@ -127,6 +128,9 @@ class Step:
         groups: dict[float, int | None] = {}
         sorted_rows: dict[str | None, list[int]] = {}
         for i, (step, *tensors) in enumerate(zip(state_steps, *columns, strict=True)):
+            written = (tensors[0], *tensors[2:], step)
+            if type(tensors[0]) not in _descriptors.PLAIN_TYPES:
+                tensors = local_shards(tensors) or tensors
             reason = _descriptors.unserved(tensors, step)
             if reason is None:
                 count = _descriptors.next_step(step)
@@ -137,6 +141,7 @@ class Step:
                     reason = _descriptors.NEGATIVE_STEP
                 else:
                     self._table.add_row(tensors, step, group)
+                    self._written += written
             sorted_rows.setdefault(reason, []).append(i)
         for reason, rows in sorted_rows.items():
             some: Lists = tuple([tensors[i] for i in rows] if tensors else [] for tensors in lists)  # type: ignore[assignment]
@@ -151,7 +156,7 @@ class Step:
         if self._table.num_rows == 0:
             return
         if self._run_by_kernels() == 0:
-            increment_version(self._table.written)
+            increment_version(self._written)
         else:
             _run_by_torch(self._served)
 
