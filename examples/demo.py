@@ -193,7 +193,6 @@ class Comparison:
             label = f"{name}, validation"
             losses.plot(x_validation, y, color=COLORS[name], linestyle="none", zorder=3, label=label, **markers[name])
         losses.set(title="Loss: one curve over the other", xlabel="step", ylabel="cross-entropy, nats per byte")
-        losses.legend(frameon=False)
 
         for name, values in self.optimizer_seconds().items():
             milliseconds = [1e3 * s for s in values]
@@ -202,8 +201,9 @@ class Comparison:
             times.axhline(median, color=COLORS[name], linewidth=1.8, label=f"{name}, median {median:.2f} ms")
         times.set(title="Time of one optimizer step", xlabel="step", ylabel="milliseconds, log scale", yscale="log")
         times.yaxis.set_major_formatter("{x:g}")
-        times.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14))
         for axes in (losses, times):
+            # Below the axes, where no curve runs through it.
+            axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=1)
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25, which="both")
         figure.savefig(path, dpi=130)

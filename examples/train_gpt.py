@@ -349,9 +349,7 @@ class Trainer:
             raise ValueError(f"{path} is not a checkpoint of this script") from error
         for name, want in asdict(self.config).items():
             if config.get(name) != want:
-                raise ValueError(
-                    f"{path} was made with {flag(name)} {config.get(name)}, not {want}; give the same options"
-                )
+                raise ValueError(f"{path} was made with {flag(name)} {config.get(name)}, not {want}; give the same options")
         if text != self.text.sha256:
             raise ValueError(f"{path} was made from another text; give the same --text")
         # How the step is computed is this run's choice and no part of the training's state.
@@ -384,9 +382,7 @@ def median_ms(seconds: list[float]) -> float:
     return 1e3 * sorted(seconds)[len(seconds) // 2]
 
 
-def train(
-    trainer: Trainer, last_step: int, checkpoint: Path | None, interval: int
-) -> tuple[list[Step], dict[int, float]]:
+def train(trainer: Trainer, last_step: int, checkpoint: Path | None, interval: int) -> tuple[list[Step], dict[int, float]]:
     """Trains up to `last_step`; returns its steps, and validation losses by the number of steps done before."""
     steps: list[Step] = []
     validation: dict[int, float] = {}
