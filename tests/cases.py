@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import roundpipe_go
 import torch
 from torch import Tensor
+
+import roundpipe_go
 
 SERIAL_BELOW = 1 << 18
 """``serialBelow`` of goadam, in elements: a smaller step runs on the calling thread alone."""

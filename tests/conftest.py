@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-import roundpipe_go
 import torch
+
+import roundpipe_go
 from roundpipe_go import _fallback
 
 REQUIRE = "ROUNDPIPE_GO_REQUIRE_BACKENDS"

@@ -6,9 +6,10 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import roundpipe_go
 import torch
 from torch import Tensor
+
+import roundpipe_go
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
@@ -22,6 +23,8 @@ def bits(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.reshape(-1)
+    if not flat.is_floating_point():
+        return flat.to(torch.int64)
     return torch.where(flat.isnan(), torch.nan, flat).view(_INTEGERS[flat.element_size()])
 
 
@@ -29,6 +32,11 @@ def _describe(value: Tensor) -> str:
     number = float(value)
     pattern = struct.pack(">d" if value.dtype is torch.float64 else ">f", number).hex()
     return f"{number.hex()} (0x{pattern})"
+
+
+def _rank(pattern: int, nbytes: int) -> int:
+    """The place of a float among its like, so that a difference counts ulps; both zeros have 0."""
+    return pattern if pattern >= 0 else -(pattern + (1 << 8 * nbytes - 1))
 
 
 def assert_equal_bits(got: Tensor, want: Tensor, name: str) -> None:
@@ -42,7 +50,7 @@ def assert_equal_bits(got: Tensor, want: Tensor, name: str) -> None:
     i = int(wrong[0])
     flat = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (got.detach(), want.detach())]
     g, w = (_describe(t.reshape(-1)[i]) for t in flat)
-    ulps = abs(int(got_bits[i]) - int(want_bits[i]))
+    ulps = abs(_rank(int(got_bits[i]), got_bits.element_size()) - _rank(int(want_bits[i]), want_bits.element_size()))
     raise AssertionError(f"{name}: {len(wrong)} of {len(got_bits)} differ, first at {i}: got {g}, want {w}, {ulps} ulp apart")
 
 
@@ -62,9 +70,9 @@ def snapshot(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor, Tensor
     tensors = []
     for g, group in enumerate(optimizer.param_groups):
         for p, param in enumerate(group["params"]):
-            tensors.append((f"groups[{g}].params[{p}]", param))
             state = optimizer.state.get(param, {})
-            tensors += [(f"groups[{g}].params[{p}].{k}", t) for k, t in state.items() if isinstance(t, Tensor)]
+            named = [("", param), *((f".{key}", value) for key, value in state.items())]
+            tensors += [(f"groups[{g}].params[{p}]{n}", t) for n, t in named if isinstance(t, Tensor) and not t.is_meta]
     return [(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
 
 

@@ -1,0 +1,258 @@
+"""Refusals: torch's type and sentence where torch refuses, one of ours elsewhere, and nothing changed by either."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.common_optimizers import optim_db
+
+import roundpipe_go
+from oracle import TORCH_CLASS, Twins
+
+CLASSES = pytest.mark.parametrize("ours", TORCH_CLASS, ids=lambda cls: cls.__name__)
+
+
+def make_params() -> list[Tensor]:
+    return [torch.linspace(-1, 1, 6).requires_grad_(), torch.full((2, 3), 0.5, requires_grad=True)]
+
+
+def outcome(constructor: type, params: Any, options: dict[str, Any]) -> tuple[type, str] | None:
+    """Type and text of what a constructor raises, warnings included."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            constructor(params, **options)
+        except Exception as error:
+            return type(error), str(error)
+    return None
+
+
+def torchs_error_inputs():
+    for info in optim_db:
+        if info.optim_cls in TORCH_CLASS.values():
+            for error_input in info.optim_error_inputs_func("cpu", torch.float32):
+                ours = next(ours for ours, theirs in TORCH_CLASS.items() if theirs is info.optim_cls)
+                desc = error_input.optimizer_error_input.desc
+                yield pytest.param(ours, error_input, id=f"{ours.__name__}-{desc}")
+
+
+@pytest.mark.parametrize(("ours", "error_input"), torchs_error_inputs())
+def test_torchs_own_error_inputs(ours, error_input):
+    """The list that torch's own tests use."""
+    case = error_input.optimizer_error_input
+    params = make_params() if case.params is None else case.params
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(error_input.error_type, match=error_input.error_regex):
+            ours(params, **case.kwargs)
+    assert outcome(ours, params, case.kwargs) == outcome(TORCH_CLASS[ours], params, case.kwargs)
+
+
+BAD_OPTIONS = [
+    {"lr": -1.0},
+    {"lr": float("nan")},
+    {"lr": "0.1"},
+    {"lr": None},
+    {"lr": torch.tensor([0.1, 0.2])},
+    {"lr": torch.tensor(-0.1)},
+    {"eps": -1e-8},
+    {"eps": float("nan")},
+    {"betas": (1.0, 0.9)},
+    {"betas": (0.9, 1.0)},
+    {"betas": (-0.1, 0.9)},
+    {"betas": (float("nan"), 0.9)},
+    {"betas": (0, 0.9)},
+    {"betas": (0.9,)},
+    {"betas": 0.9},
+    {"betas": (torch.tensor(0.9), torch.tensor([0.9, 0.9]))},
+    {"weight_decay": -0.1},
+    {"weight_decay": float("nan")},
+    {"fused": True, "differentiable": True},
+    {"fused": True, "foreach": True},
+    {"learning_rate": 0.1},
+]
+
+
+@CLASSES
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=str)
+def test_constructor_refuses_as_torch(ours, options):
+    got, want = outcome(ours, make_params(), options), outcome(TORCH_CLASS[ours], make_params(), options)
+    assert want is not None, "torch accepts it"
+    assert got == want
+
+
+BAD_PARAMS = {
+    "empty": list,
+    "a_tensor": lambda: torch.ones(2, requires_grad=True),
+    "numbers": lambda: [1.0, 2.0],
+    "not_a_leaf": lambda: [torch.ones(2, requires_grad=True) * 2],
+    "half_named": lambda: [("a", torch.ones(1, requires_grad=True)), torch.ones(1, requires_grad=True)],
+    "group_without_params": lambda: [{"lr": 0.1}],
+    "group_with_a_bad_option": lambda: [{"params": make_params(), "lr": None}],
+}
+
+
+@CLASSES
+@pytest.mark.parametrize("params", BAD_PARAMS)
+def test_params_are_refused_as_by_torch(ours, params):
+    assert outcome(ours, BAD_PARAMS[params](), {}) == outcome(TORCH_CLASS[ours], BAD_PARAMS[params](), {})
+
+
+@CLASSES
+def test_the_group_added_later_is_checked(ours):
+    twins = Twins(make_params, ours)
+    twins.train(1)
+    error = twins.assert_equal_errors(lambda o: o.add_param_group({"params": o.param_groups[0]["params"][:1]}))
+    assert "more than one parameter group" in str(error)
+    twins.train(1)
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """What makes a step fail in the middle of training.
+
+    Attributes:
+        desc: the test's id.
+        spoil: done to each optimizer after two good steps.
+        warns: whether our side leaves the step to torch, which then raises.
+    """
+
+    desc: str
+    spoil: Callable[[torch.optim.Optimizer], None]
+    warns: bool = False
+
+
+def last(optimizer: torch.optim.Optimizer) -> Tensor:
+    """The last parameter: whatever comes before it must not have been written."""
+    return optimizer.param_groups[-1]["params"][-1]
+
+
+def cloned(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
+
+
+def set_group(**options: Any) -> Callable[[torch.optim.Optimizer], None]:
+    return lambda optimizer: optimizer.param_groups[-1].update(cloned(options))
+
+
+def set_state(**state: Any) -> Callable[[torch.optim.Optimizer], None]:
+    return lambda optimizer: optimizer.state[last(optimizer)].update(cloned(state))
+
+
+def sparse_grad(optimizer: torch.optim.Optimizer) -> None:
+    last(optimizer).grad = torch.eye(2, 3).to_sparse()
+
+
+def float64_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = last(optimizer)
+    param.grad = None
+    param.grad_dtype = None
+    param.grad = torch.ones(2, 3, dtype=torch.float64)
+
+
+def meta_param(optimizer: torch.optim.Optimizer) -> None:
+    param = last(optimizer)
+    grad = param.grad
+    optimizer.state[torch.nn.Parameter(torch.ones(2, 3, device="meta"))] = optimizer.state.pop(param)
+    optimizer.param_groups[-1]["params"][-1] = list(optimizer.state)[-1]
+    last(optimizer).grad = grad.to("meta")
+
+
+def conjugate_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = torch.ones(3, dtype=torch.complex64, requires_grad=True)
+    param.grad = torch.full((3,), 1j).conj()
+    optimizer.param_groups[-1]["params"][-1] = param
+
+
+def shape_of_param(optimizer: torch.optim.Optimizer) -> None:
+    last(optimizer).data = torch.ones(5, 3)
+
+
+BAD_STEPS = [
+    BadStep("sparse_grad", sparse_grad),
+    BadStep("float64_grad", float64_grad, warns=True),
+    BadStep("meta_param_with_state_on_the_cpu", meta_param, warns=True),
+    BadStep("conjugate_grad", conjugate_grad, warns=True),
+    BadStep("param_of_another_shape", shape_of_param, warns=True),
+    BadStep("moment_of_another_shape", set_state(exp_avg=torch.zeros(5)), warns=True),
+    BadStep("moment_of_another_dtype", set_state(exp_avg=torch.zeros(2, 3, dtype=torch.float64)), warns=True),
+    BadStep("moment_missing", lambda optimizer: optimizer.state[last(optimizer)].pop("exp_avg")),
+    BadStep("amsgrad_later", set_group(amsgrad=True)),
+    BadStep("option_missing", lambda optimizer: optimizer.param_groups[-1].pop("eps")),
+    BadStep("three_betas", set_group(betas=(0.9, 0.99, 0.999))),
+    BadStep("betas_none", set_group(betas=(None, 0.99))),
+    BadStep("lr_string", set_group(lr="0.1")),
+    BadStep("lr_of_two", set_group(lr=torch.tensor([0.1, 0.2]))),
+    BadStep("lr_tensor_with_foreach", set_group(lr=torch.tensor(0.1), foreach=True)),
+    BadStep("lr_too_large", set_group(lr=1e39)),
+    BadStep("weight_decay_too_large", set_group(weight_decay=1e39, decoupled_weight_decay=False)),
+    BadStep("bias_correction_zero", set_state(step=torch.tensor(-1.0))),
+    BadStep("bias_correction_complex", set_state(step=torch.tensor(-3.0)), warns=True),
+    BadStep("bias_correction_overflows", set_state(step=torch.tensor(-1e6))),
+    BadStep("step_of_two", set_state(step=torch.ones(2)), warns=True),
+    BadStep("step_a_float", set_state(step=2.0), warns=True),
+]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("case", BAD_STEPS, ids=lambda case: case.desc)
+def test_step_fails_as_torch_and_changes_nothing(case, groups):
+    def make():
+        a, b = make_params()
+        return [a, b] if groups == 1 else [{"params": [a]}, {"params": [b]}]
+
+    twins = Twins(make)
+    twins.train(2)
+    for optimizer in twins:
+        case.spoil(optimizer)
+    if case.warns:
+        with pytest.warns(roundpipe_go.FallbackWarning):
+            twins.assert_equal_errors(lambda optimizer: optimizer.step())
+    else:
+        twins.assert_equal_errors(lambda optimizer: optimizer.step())
+
+
+@CLASSES
+def test_training_goes_on_after_a_refused_step(ours):
+    twins = Twins(make_params, ours)
+    twins.train(1)
+    twins.set_grads([torch.ones(6), torch.eye(2, 3).to_sparse()])
+    with pytest.raises(RuntimeError, match="sparse"):
+        twins.ours.step()
+    twins.train(2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lists, options: ([*lists[:5], [1, 2]], options),
+        lambda lists, options: ([*lists[:5], lists[5][:1]], options),
+        lambda lists, options: ([lists[0], lists[1][:1], *lists[2:]], options),
+    ],
+    ids=["steps_no_tensors", "steps_too_few", "grads_too_few"],
+)
+def test_functional_refuses_bad_lists(call):
+    lists = [[torch.ones(3), torch.ones(2)] for _ in range(5)] + [[torch.tensor(0.0), torch.tensor(0.0)]]
+    before = [[t.clone() for t in tensors] for tensors in lists]
+    options = {"amsgrad": False, "beta1": 0.9, "beta2": 0.9, "lr": 0.1, "weight_decay": 0, "eps": 0, "maximize": False}
+    bad, options = call(lists, options)
+    with pytest.raises((RuntimeError, ValueError), match=r"state_steps|shorter|longer"):
+        roundpipe_go.adam(*bad, **options)
+    assert all(torch.equal(t, b) for ts, bs in zip(lists, before) for t, b in zip(ts, bs))
+
+
+def test_closure_that_raises_changes_nothing():
+    twins = Twins(make_params)
+    twins.train(1)
+
+    def closure():
+        raise KeyError("loss")
+
+    assert "loss" in str(twins.assert_equal_errors(lambda optimizer: optimizer.step(closure)))
+    twins.train(1)

@@ -1,0 +1,344 @@
+"""What the kernels do not serve: torch's own numbers, one warning per reason, and no step served in part by chance."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import roundpipe_go
+from oracle import Twins, assert_unchanged, randn_like, snapshot
+from roundpipe_go import FallbackWarning
+
+
+def floats(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.linspace(-1, 1, 35).to(dtype).reshape(5, 7).requires_grad_()]
+
+
+class Subclass(torch.Tensor):
+    """Nothing but another type."""
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def strided_state(optimizer: torch.optim.Optimizer) -> None:
+    """A moment with the strides of another layout, as after loading a checkpoint by hand."""
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].t().contiguous().t()
+
+
+def strided_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    param.grad = param.grad.t().contiguous().t()
+
+
+def expanded_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    param.grad = param.grad[:1].expand(5, 7)
+
+
+def negative_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    param.grad = torch.view_as_complex(torch.stack([param.grad, param.grad], dim=-1)).conj().imag
+
+
+def grad_is_param(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    param.grad = param.detach()
+
+
+def grad_overlaps_param(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    buffer = torch.linspace(-1, 1, 70)
+    param.data = buffer[:35].view(5, 7)
+    param.grad = buffer[10:45].view(5, 7)
+
+
+def one_moment_for_both(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg_sq"]
+
+
+def subclass_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    param.grad = param.grad.as_subclass(Subclass)
+
+
+def moment_of_another_dtype(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg_sq"] = state["exp_avg_sq"].double()
+
+
+def integer_step(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["step"] = state["step"].to(torch.int64)
+
+
+def inference_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    with torch.inference_mode():
+        param.grad = param.grad.clone()
+
+
+def shared_halves() -> list[Tensor]:
+    """Two parameters that overlap: the order of their updates is visible."""
+    buffer = torch.linspace(-1, 1, 40)
+    return [buffer[:30].requires_grad_(), buffer[10:].requires_grad_()]
+
+
+def twice() -> list[Tensor]:
+    param = torch.linspace(-1, 1, 10).requires_grad_()
+    return [param, torch.ones(3, requires_grad=True), param]
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A step that is torch's.
+
+    Attributes:
+        desc: the test's id.
+        reason: a part of the warning.
+        make_params: as for Twins.
+        options: as for Twins.
+        spoil: done to each optimizer before each step, gradients being set.
+    """
+
+    desc: str
+    reason: str
+    make_params: Callable[[], list[Tensor]] = floats
+    options: dict[str, Any] = field(default_factory=dict)
+    spoil: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+
+
+CASES = [
+    Fallback("float64", "neither float32 nor complex64", lambda: floats(torch.float64)),
+    Fallback("float16", "neither float32 nor complex64", lambda: floats(torch.float16)),
+    Fallback("bfloat16", "neither float32 nor complex64", lambda: floats(torch.bfloat16)),
+    Fallback("complex128", "neither float32 nor complex64", lambda: floats(torch.complex128)),
+    Fallback("fused", "fused=True", options={"fused": True}),
+    Fallback("tensor_betas", "betas", options={"betas": (torch.tensor(0.9), torch.tensor(0.99))}),
+    Fallback("tensor_weight_decay", "weight_decay", options={"weight_decay": torch.tensor(0.1)}),
+    Fallback("tensor_eps", "eps", options={"eps": torch.tensor(1e-8)}),
+    Fallback("subclass_param", "subclass", lambda: [leaf(p.detach().as_subclass(Subclass)) for p in floats()]),
+    Fallback("subclass_grad", "subclass", spoil=subclass_grad),
+    Fallback("strides_of_grad", "order in memory", spoil=strided_grad),
+    Fallback("strides_of_state", "order in memory", spoil=strided_state),
+    Fallback("expanded_grad", "order in memory", spoil=expanded_grad),
+    Fallback("every_second", "order in memory", lambda: [leaf(torch.linspace(-1, 1, 70)[::2])]),
+    Fallback("negative_grad", "negative", spoil=negative_grad),
+    Fallback("grad_is_param", "share memory", spoil=grad_is_param),
+    Fallback("grad_overlaps_param", "share memory", spoil=grad_overlaps_param),
+    Fallback("one_moment_for_both", "share memory", spoil=one_moment_for_both),
+    Fallback("moment_of_another_dtype", "differ from their parameter", spoil=moment_of_another_dtype),
+    Fallback("integer_step", "step counter", spoil=integer_step),
+    Fallback("inference_grad", "inference mode", spoil=inference_grad),
+    Fallback("param_twice", "more than once", twice),
+]
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.desc)
+def test_torchs_bits_and_one_warning(case, amsgrad):
+    twins = Twins(case.make_params, lr=0.1, amsgrad=amsgrad, **case.options)
+    generator = torch.Generator().manual_seed(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            # The first step makes the state that a case may spoil.
+            twins.set_grads([randn_like(param, generator) for param in twins.params])
+            for optimizer in twins:
+                case.spoil(optimizer)
+                optimizer.step()
+            twins.assert_equal()
+    messages = [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)]
+    assert len(messages) == 1, messages
+    assert messages[0].startswith("roundpipe_go: ")
+    assert case.reason in messages[0]
+    ours = next(w for w in caught if issubclass(w.category, FallbackWarning))
+    assert ours.filename == __file__, "the warning points at the caller of step"
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.desc)
+def test_warning_as_error_changes_nothing(case):
+    """Of the parameters that are served beside it neither."""
+    twins = Twins(case.make_params, lr=0.1, **case.options)
+    beside = torch.ones(9, requires_grad=True)
+    twins.ours.add_param_group({"params": [beside]})
+    generator = torch.Generator().manual_seed(2)
+
+    def set_grads():
+        for param in [*twins.params]:
+            param.grad = randn_like(param, generator)
+        case.spoil(twins.ours)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        set_grads()
+        twins.ours.step()
+    set_grads()
+    before = snapshot(twins.ours)
+    roundpipe_go._fallback._warned.clear()
+    with pytest.raises(FallbackWarning, match=case.reason):
+        twins.ours.step()
+    assert_unchanged(before)
+
+
+def test_served_and_unserved_side_by_side(backend):
+    """Parameters of one group, each computed where it belongs, in the bits of torch."""
+
+    def make():
+        generator = torch.Generator().manual_seed(3)
+        dtypes = [torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.float32]
+        return [torch.randn(40, generator=generator).to(dtype).requires_grad_() for dtype in dtypes]
+
+    twins = Twins(make, roundpipe_go.Adam, amsgrad=True, lr=0.1)
+    with pytest.warns(FallbackWarning) as caught:
+        twins.train(4)
+    assert len(caught) == 1
+
+
+def test_parameters_that_overlap_each_other():
+    """No fallback: the rows run in order on one thread, and an element is read when its turn comes."""
+    twins = Twins(shared_halves, lr=0.1)
+    twins.train(4)
+
+
+def test_one_warning_per_process_and_reason():
+    optimizers = [roundpipe_go.Adam(floats(torch.float64)) for _ in range(3)]
+    with pytest.warns(FallbackWarning) as caught:
+        for optimizer in optimizers:
+            for param in optimizer.param_groups[0]["params"]:
+                param.grad = torch.ones_like(param)
+            optimizer.step()
+    assert len(caught) == 1
+
+
+def test_nothing_to_do_does_not_warn():
+    twins = Twins(lambda: floats(torch.float64))
+    twins.step([None])
+    assert len(twins.ours.state) == 0
+
+
+def test_capturable_is_refused_as_by_torch():
+    twins = Twins(floats, capturable=True)
+    twins.set_grads([torch.ones(5, 7)])
+    with pytest.warns(FallbackWarning, match="capturable"):
+        error = twins.assert_equal_errors(lambda optimizer: optimizer.step())
+    assert isinstance(error, AssertionError)
+
+
+def test_differentiable_step_has_torchs_gradient():
+    gradients = []
+    for cls in (roundpipe_go.Adam, torch.optim.Adam):
+        start = torch.linspace(-1, 1, 7).requires_grad_()
+        param = start.clone()
+        optimizer = cls([param], lr=0.1, differentiable=True)
+        param.grad = (start * 3).sin()
+        if cls is roundpipe_go.Adam:
+            with pytest.warns(FallbackWarning, match="differentiable"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        param.square().sum().backward()
+        gradients.append(start.grad)
+    assert torch.equal(*gradients)
+    assert gradients[0].abs().min() > 0
+
+
+def test_watching_dispatch_mode_sees_torchs_operations():
+    class Watch(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    twins, seen = Twins(floats), []
+    twins.train(1)
+    twins.set_grads([torch.ones(5, 7)])
+    with pytest.warns(FallbackWarning, match="dispatch mode"):
+        for optimizer in twins:
+            with Watch() as watch:
+                optimizer.step()
+            seen.append(watch.names)
+    assert seen[0] == seen[1]
+    assert any("addcdiv" in name for name in seen[0])
+    twins.assert_equal()
+
+
+def test_compiled_step_is_torchs_compiled_step():
+    """A compiler takes other formulas than eager torch; ours must be taken the same way."""
+    twins = Twins(floats, lr=0.1)
+    twins.set_grads([torch.ones(5, 7)])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a compiled warning may be traced away, and torch warns of its own
+            for optimizer in twins:
+                torch.compile(optimizer.step, backend="eager")()
+    finally:
+        torch._dynamo.reset()
+    twins.assert_equal()
+
+
+def test_meta_parameters_fall_back():
+    param = torch.ones(3, device="meta", requires_grad=True)
+    optimizer = roundpipe_go.AdamW([param])
+    param.grad = torch.ones_like(param)
+    with pytest.warns(FallbackWarning, match="not on the CPU"):
+        optimizer.step()
+    assert optimizer.state[param]["exp_avg"].is_meta
+
+
+FORK = """
+import os, sys, warnings
+import torch, roundpipe_go
+torch.set_num_threads(1)
+param = torch.linspace(-1, 1, 9).requires_grad_()
+optimizer = roundpipe_go.Adam([param])
+param.grad = torch.ones(9)
+if sys.argv[1] == "after":
+    optimizer.step()
+child = os.fork()
+if child == 0:
+    want = torch.optim.Adam([torch.nn.Parameter(param.detach().clone())])
+    want.load_state_dict(optimizer.state_dict())
+    want.param_groups[0]["params"][0].grad = torch.ones(9)
+    want.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+        optimizer.step()
+    want.step()
+    equal = torch.equal(param, want.param_groups[0]["params"][0])
+    print(equal, [str(w.message) for w in caught], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+optimizer.step()
+print("parent", optimizer.state[param]["step"].item())
+"""
+
+
+@pytest.mark.parametrize(("moment", "warns"), [("before", False), ("after", True)])
+def test_forked_child(moment, warns):
+    """A child forked after the Go runtime has started takes torch's path; one forked before has its own runtime."""
+    run = subprocess.run([sys.executable, "-c", FORK, moment], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    child, parent = run.stdout.splitlines()
+    assert child.startswith("True "), child
+    assert ("forked" in child) == warns, child
+    assert child.count("roundpipe_go:") == warns, child
+    assert parent == f"parent {2.0 if warns else 1.0}"
