@@ -1,6 +1,7 @@
 package goadam
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -99,11 +100,14 @@ var overlappingRows = []struct {
 func TestOverlappingRowsRunInOrder(t *testing.T) {
 	groups := newGroups(t, kernel.Variant{})
 	for _, c := range overlappingRows {
-		for _, n := range []int{16, serialBelow} {
+		for _, n := range []int{16, serialBelow / 2} {
 			config := Config{Threads: 4, Backend: kernel.Best()}
-			values := newRows(false, 8*n)[0].ExpAvgSq
+			values := make([]float32, 8*n)
+			for i := range values {
+				values[i] = float32(i%1013) * 0x1p-10
+			}
 			build := func() (buffer []float32, rows []Param) {
-				buffer = append(buffer, values...)
+				buffer = slices.Clone(values)
 				rows = c.rows(func(begin, end float64) []float32 { return buffer[int(begin*float64(n)):int(end*float64(n))] })
 				for i := range rows {
 					rows[i].Step.Float32, rows[i].Group = new(float32), i%2
@@ -123,7 +127,7 @@ func TestOverlappingRowsRunInOrder(t *testing.T) {
 func TestSharedGradientsRunInParallel(t *testing.T) {
 	groups := newGroups(t, kernel.Variant{})
 	config := Config{Threads: 4, Backend: kernel.Best()}
-	rows := newRows(false, serialBelow, serialBelow, serialBelow)
+	rows := newRows(false, serialBelow/2, serialBelow/2, serialBelow/2)
 	rows[1].Grad, rows[2].Grad = rows[0].Grad, rows[0].Grad
 	require.False(t, rowsOverlap(rows))
 	want := clone(rows)
