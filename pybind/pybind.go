@@ -20,23 +20,15 @@ func ABI() (int64, error) { return abi, nil }
 // It returns 0 when all is updated, and k > 0 when row k-1 is not one for the kernels and nothing was changed.
 func Step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot int64) (unserved int64, err error) {
 	defer recoverTo(&err)
-	rowTable, err := memory[row]("the row table", rows, numRows)
-	if err != nil {
-		return 0, err
-	}
-	groupTable, err := memory[group]("the group table", groups, numGroups)
-	if err != nil {
-		return 0, err
-	}
 	config, err := newConfig(threads, backend, arithmetic, squareRoot)
 	if err != nil {
 		return 0, err
 	}
-	goGroups, err := convert(groupTable, newGroup)
+	goGroups, err := convert("group", groups, numGroups, newGroup)
 	if err != nil {
 		return 0, err
 	}
-	params, err := convert(rowTable, newParam)
+	params, err := convert("row", rows, numRows, newParam)
 	if err != nil {
 		return 0, err
 	}
@@ -53,11 +45,11 @@ func Sqrt(y, x, numel, backend, squareRoot int64) (count int64, err error) {
 	defer recoverTo(&err)
 	ys, err := memory[float32]("y", y, numel)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("pybind: %w", err)
 	}
 	xs, err := memory[float32]("x", x, numel)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("pybind: %w", err)
 	}
 	config, err := newConfig(1, backend, 0, squareRoot)
 	if err != nil {

@@ -28,68 +28,66 @@ const (
 	knownFlags   = decayMask | amsgradFlag | maximizeFlag
 )
 
+// lowestAddress is the end of the page at 0: no system maps it, and Go's runtime aborts when it meets a pointer into it.
+const lowestAddress = 4096
+
 // memory turns an address into a slice of numel elements.
 func memory[T any](name string, address, numel int64) ([]T, error) {
 	if numel == 0 {
 		return nil, nil
 	}
-	if numel < 0 || numel > math.MaxInt64/int64(unsafe.Sizeof(*new(T))) {
-		return nil, fmt.Errorf("pybind: %s has %d elements, want 0 to what fits an address", name, numel)
+	nbytes := int64(unsafe.Sizeof(*new(T)))
+	if numel < 0 || numel > math.MaxInt64/nbytes {
+		return nil, fmt.Errorf("%s has %d elements, want 0 to what fits an address", name, numel)
 	}
-	if address <= 0 || address > math.MaxInt64-numel*int64(unsafe.Sizeof(*new(T))) {
-		return nil, fmt.Errorf("pybind: %s is at %#x with %d elements, want an address that holds them", name, address, numel)
+	if address < lowestAddress || address > math.MaxInt64-numel*nbytes {
+		return nil, fmt.Errorf("%s is at %#x with %d elements, want an address that holds them", name, address, numel)
 	}
 	// The detour tells vet that the integer came from C and is no Go pointer in disguise.
 	return unsafe.Slice(*(**T)(unsafe.Pointer(&address)), numel), nil
 }
 
-func newParam(index int, r *row) (goadam.Param, error) {
-	p := goadam.Param{Group: int(r.layout & groupMask)}
+func newParam(r *row, p *goadam.Param) error {
 	if r.layout&^(groupMask|stepFloat64) != 0 {
-		return p, fmt.Errorf("pybind: row %d: unknown bits in layout %#x", index, r.layout)
+		return fmt.Errorf("unknown bits in layout %#x", r.layout)
 	}
-	for _, f := range []struct {
+	p.Group = int(r.layout & groupMask)
+	for _, f := range [...]struct {
 		name    string
 		address int64
 		data    *[]float32
 	}{
 		{"param", r.param, &p.Param}, {"grad", r.grad, &p.Grad}, {"exp_avg", r.expAvg, &p.ExpAvg},
-		{"exp_avg_sq", r.expAvgSq, &p.ExpAvgSq},
+		{"exp_avg_sq", r.expAvgSq, &p.ExpAvgSq}, {"max_exp_avg_sq", r.maxExpAvgSq, &p.MaxExpAvgSq},
 	} {
+		if f.address == 0 && f.data == &p.MaxExpAvgSq {
+			continue // goadam knows whether the group needs one
+		}
 		var err error
 		if *f.data, err = memory[float32](f.name, f.address, r.numel); err != nil {
-			return p, fmt.Errorf("row %d: %w", index, err)
-		}
-	}
-	var err error
-	if r.maxExpAvgSq != 0 {
-		if p.MaxExpAvgSq, err = memory[float32]("max_exp_avg_sq", r.maxExpAvgSq, r.numel); err != nil {
-			return p, fmt.Errorf("row %d: %w", index, err)
+			return err
 		}
 	}
 	if r.layout&stepFloat64 != 0 {
-		var step []float64
-		if step, err = memory[float64]("step", r.step, 1); err == nil {
-			p.Step.Float64 = &step[0]
-		}
-	} else {
-		var step []float32
-		if step, err = memory[float32]("step", r.step, 1); err == nil {
-			p.Step.Float32 = &step[0]
-		}
+		return newStep(r.step, &p.Step.Float64)
 	}
-	if err != nil {
-		return p, fmt.Errorf("row %d: %w", index, err)
-	}
-	return p, nil
+	return newStep(r.step, &p.Step.Float32)
 }
 
-func newGroup(index int, g *group) (goadam.Group, error) {
+func newStep[T any](address int64, step **T) error {
+	data, err := memory[T]("step", address, 1)
+	if err == nil {
+		*step = &data[0]
+	}
+	return err
+}
+
+func newGroup(g *group, out *goadam.Group) error {
 	flags := int64(g.flags)
 	if float64(flags) != g.flags || flags&^knownFlags != 0 || flags&decayMask > int64(kernel.DecoupledDecay) {
-		return goadam.Group{}, fmt.Errorf("pybind: group %d: unknown flags %v", index, g.flags)
+		return fmt.Errorf("unknown flags %v", g.flags)
 	}
-	return goadam.Group{
+	*out = goadam.Group{
 		Decay:    kernel.Decay(flags & decayMask),
 		AMSGrad:  flags&amsgradFlag != 0,
 		Maximize: flags&maximizeFlag != 0,
@@ -97,16 +95,20 @@ func newGroup(index int, g *group) (goadam.Group, error) {
 			WeightDecay: g.weightDecay, OneMinusBeta1: g.oneMinusBeta1, Beta2: g.beta2, OneMinusBeta2: g.oneMinusBeta2,
 			BiasCorrection2Sqrt: g.biasCorrection2Sqrt, StepSize: g.stepSize, Eps: g.eps, Step: g.step,
 		},
-	}, nil
+	}
+	return nil
 }
 
-// convert maps a table to a slice by one function per entry.
-func convert[T, U any](table []T, one func(int, *T) (U, error)) ([]U, error) {
+// convert maps the table of count entries at an address to a slice, entry by entry, in place: a step has thousands of rows.
+func convert[T, U any](entry string, address, count int64, one func(*T, *U) error) ([]U, error) {
+	table, err := memory[T]("the "+entry+" table", address, count)
+	if err != nil {
+		return nil, fmt.Errorf("pybind: %w", err)
+	}
 	out := make([]U, len(table))
 	for i := range table {
-		var err error
-		if out[i], err = one(i, &table[i]); err != nil {
-			return nil, err
+		if err := one(&table[i], &out[i]); err != nil {
+			return nil, fmt.Errorf("pybind: %s %d: %w", entry, i, err)
 		}
 	}
 	return out, nil

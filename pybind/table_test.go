@@ -1,0 +1,236 @@
+package pybind
+
+import (
+	"fmt"
+	"math"
+	"runtime/debug"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"roundpipe-go/goadam"
+	"roundpipe-go/kernel"
+)
+
+func TestMemoryRefusesWhatNoAddressHolds(t *testing.T) {
+	const far = math.MaxInt64
+	for _, c := range []struct {
+		address, numel int64
+		want           string // "" if it is memory
+	}{
+		{0, 0, ""}, {-5, 0, ""}, {far, 0, ""}, // nothing is anywhere
+		{4096, 1, ""}, {far - 8, 2, ""}, {far - 4, 1, ""}, // the last byte that an int64 reaches
+		{0, 1, "x is at 0x0 with 1 elements, want an address that holds them"},
+		{4095, 1, "x is at 0xfff with 1 elements, want an address that holds them"},
+		{-64, 1, "x is at -0x40 with 1 elements, want an address that holds them"},
+		{math.MinInt64, 1, "x is at -0x8000000000000000 with 1 elements, want an address that holds them"},
+		{far - 3, 1, "x is at 0x7ffffffffffffffc with 1 elements, want an address that holds them"},
+		{far, 1, "x is at 0x7fffffffffffffff with 1 elements, want an address that holds them"},
+		{4096, -1, "x has -1 elements, want 0 to what fits an address"},
+		{4096, math.MinInt64, "x has -9223372036854775808 elements, want 0 to what fits an address"},
+		{4096, far/4 + 1, "x has 2305843009213693952 elements, want 0 to what fits an address"},
+		{4096, far / 4, "x is at 0x1000 with 2305843009213693951 elements, want an address that holds them"},
+	} {
+		data, err := memory[float32]("x", c.address, c.numel)
+		if c.want != "" {
+			assert.EqualError(t, err, c.want)
+			continue
+		}
+		assert.NoError(t, err, "address=%#x/numel=%d", c.address, c.numel)
+		assert.Len(t, data, int(c.numel), "address=%#x/numel=%d", c.address, c.numel)
+	}
+}
+
+func step(a *arena, rows []row, groups []group) (int64, error) {
+	return Step(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), 1, 0, 0, 0)
+}
+
+// TestStepReadsTheTables compares a step through the tables with one through goadam, for every word of them.
+func TestStepReadsTheTables(t *testing.T) {
+	flags := []float64{0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14}
+	a := newArena(t, 1<<20)
+	var rows []row
+	var groups []group
+	var params []goadam.Param
+	var goGroups []goadam.Group
+	for i, f := range flags {
+		g := seventhStep(f)
+		g.stepSize *= float64(i + 1)
+		groups = append(groups, g)
+		goGroups = append(goGroups, goadam.Group{
+			Decay: kernel.Decay(int(f) % 4), AMSGrad: int(f)&4 != 0, Maximize: int(f)&8 != 0,
+			Scalars: goadam.Scalars{
+				WeightDecay: g.weightDecay, OneMinusBeta1: g.oneMinusBeta1, Beta2: g.beta2, OneMinusBeta2: g.oneMinusBeta2,
+				BiasCorrection2Sqrt: g.biasCorrection2Sqrt, StepSize: g.stepSize, Eps: g.eps, Step: g.step,
+			},
+		})
+
+		r := a.newRow(i * 5)
+		r.layout = int64(i)
+		p := goadam.Param{Group: i, Param: a.copy(r.param, i*5), Grad: a.copy(r.grad, i*5), ExpAvg: a.copy(r.expAvg, i*5), ExpAvgSq: a.copy(r.expAvgSq, i*5)}
+		if int(f)&4 != 0 {
+			r.maxExpAvgSq = a.floats(make([]float32, i*5)...)
+			p.MaxExpAvgSq = a.copy(r.maxExpAvgSq, i*5)
+		}
+		if i%2 == 1 {
+			r.step, r.layout = a.words(math.Float64bits(6)), r.layout|stepFloat64
+			p.Step.Float64 = new(float64)
+		} else {
+			p.Step.Float32 = new(float32)
+		}
+		rows, params = append(rows, r), append(params, p)
+	}
+
+	unserved, err := step(a, rows, groups)
+	require.NoError(t, err)
+	require.Zero(t, unserved)
+	require.NoError(t, goadam.Step(params, goGroups, goadam.Config{}))
+	for i, r := range rows {
+		p := &params[i]
+		for _, c := range []struct {
+			name    string
+			address int64
+			want    []float32
+		}{{"param", r.param, p.Param}, {"grad", r.grad, p.Grad}, {"exp_avg", r.expAvg, p.ExpAvg}, {"exp_avg_sq", r.expAvgSq, p.ExpAvgSq}, {"max_exp_avg_sq", r.maxExpAvgSq, p.MaxExpAvgSq}} {
+			if len(c.want) > 0 {
+				sameValues(t, fmt.Sprintf("flags=%v: %s", flags[i], c.name), a.copy(c.address, len(c.want)), c.want)
+			}
+		}
+		if i%2 == 1 {
+			assert.Equal(t, 7.0, a.float64(r.step), "flags=%v", flags[i])
+		} else {
+			assert.Equal(t, float32(7), a.float32(r.step, 0), "flags=%v", flags[i])
+		}
+	}
+}
+
+func TestRefusedTablesChangeNothing(t *testing.T) {
+	for _, c := range []struct {
+		spoil func(rows []row, groups []group)
+		want  string
+	}{
+		{func(rows []row, _ []group) { rows[1].param = 0 }, "pybind: row 1: param is at 0x0 with 20 elements, want an address that holds them"},
+		{func(rows []row, _ []group) { rows[1].grad = -4 }, "pybind: row 1: grad is at -0x4 with 20 elements, want an address that holds them"},
+		{func(rows []row, _ []group) { rows[1].expAvg = 0 }, "pybind: row 1: exp_avg is at 0x0 with 20 elements, want an address that holds them"},
+		{func(rows []row, _ []group) { rows[1].expAvgSq = 0 }, "pybind: row 1: exp_avg_sq is at 0x0 with 20 elements, want an address that holds them"},
+		{func(rows []row, _ []group) { rows[1].maxExpAvgSq = -4 }, "pybind: row 1: max_exp_avg_sq is at -0x4 with 20 elements, want an address that holds them"},
+		{func(rows []row, _ []group) { rows[1].step = 0 }, "pybind: row 1: step is at 0x0 with 1 elements, want an address that holds them"},
+		{func(rows []row, _ []group) { rows[1].step, rows[1].layout = math.MaxInt64-7, stepFloat64 }, "pybind: row 1: step is at 0x7ffffffffffffff8 with 1 elements, want an address that holds them"},
+		{func(rows []row, _ []group) { rows[1].numel = -1 }, "pybind: row 1: param has -1 elements, want 0 to what fits an address"},
+		{func(rows []row, _ []group) { rows[1].layout = 1 << 33 }, "pybind: row 1: unknown bits in layout 0x200000000"},
+		{func(rows []row, _ []group) { rows[1].layout = -1 }, "pybind: row 1: unknown bits in layout -0x1"},
+		{func(rows []row, _ []group) { rows[1].layout = 2 }, "goadam: param 1: group is 2, want 0 to 1"},
+		{func(rows []row, _ []group) { rows[1].layout = math.MaxUint32 }, "goadam: param 1: group is 4294967295, want 0 to 1"},
+		{func(rows []row, _ []group) { rows[1].layout = 1 }, "goadam: param 1: max_exp_avg_sq has 0 elements, want 20"},
+		{func(rows []row, _ []group) { rows[1].maxExpAvgSq = rows[0].expAvg }, "goadam: param 1: max_exp_avg_sq has 20 elements, want 0"},
+		{func(_ []row, groups []group) { groups[1].flags = 3 }, "pybind: group 1: unknown flags 3"},
+		{func(_ []row, groups []group) { groups[1].flags = 16 }, "pybind: group 1: unknown flags 16"},
+		{func(_ []row, groups []group) { groups[1].flags = -1 }, "pybind: group 1: unknown flags -1"},
+		{func(_ []row, groups []group) { groups[1].flags = 0.5 }, "pybind: group 1: unknown flags 0.5"},
+		{func(_ []row, groups []group) { groups[1].flags = math.NaN() }, "pybind: group 1: unknown flags NaN"},
+		{func(_ []row, groups []group) { groups[1].flags = math.Inf(1) }, "pybind: group 1: unknown flags +Inf"},
+		{func(_ []row, groups []group) { groups[1].flags = 0x1p63 }, "pybind: group 1: unknown flags 9.223372036854776e+18"},
+	} {
+		a := newArena(t, 1<<16)
+		rows, groups := []row{a.newRow(20), a.newRow(20)}, []group{seventhStep(0), seventhStep(4)}
+		before, used := string(a.bytes), a.used
+		c.spoil(rows, groups)
+		unserved, err := step(a, rows, groups)
+		assert.EqualError(t, err, c.want)
+		assert.Zero(t, unserved, c.want)
+		assert.Equal(t, before[:used], string(a.bytes[:used]), "%s: something was written", c.want)
+	}
+}
+
+func TestUnservedRowIsNamed(t *testing.T) {
+	for _, c := range []struct {
+		desc  string
+		spoil func(r *row)
+	}{
+		{"param not aligned", func(r *row) { r.param++ }},
+		{"grad not aligned", func(r *row) { r.grad += 2 }},
+		{"step not aligned", func(r *row) { r.step += 3 }},
+		{"grad is param", func(r *row) { r.grad = r.param }},
+		{"step in exp_avg", func(r *row) { r.step = r.expAvg + 76 }},
+		{"moments overlap by one", func(r *row) { r.expAvgSq = r.expAvg + 76 }},
+	} {
+		for bad := range 3 {
+			a := newArena(t, 1<<16)
+			rows := []row{a.newRow(20), a.newRow(20), a.newRow(20)}
+			a.take(64) // room for the tensor that is moved
+			before, used := string(a.bytes), a.used
+			c.spoil(&rows[bad])
+			unserved, err := step(a, rows, []group{seventhStep(0)})
+			assert.NoError(t, err, "%s in row %d", c.desc, bad)
+			assert.EqualValues(t, bad+1, unserved, "%s in row %d", c.desc, bad)
+			assert.Equal(t, before[:used], string(a.bytes[:used]), "%s in row %d: something was written", c.desc, bad)
+		}
+	}
+}
+
+func TestSettingsAreChecked(t *testing.T) {
+	for _, c := range []struct {
+		backend, arithmetic, squareRoot int64
+		want                            string
+	}{
+		{-1, 0, 0, "pybind: backend is -1, want 0 to 2"}, {3, 0, 0, "pybind: backend is 3, want 0 to 2"},
+		{256, 0, 0, "pybind: backend is 256, want 0 to 2"}, // 0 in eight bits
+		{0, 2, 0, "pybind: arithmetic is 2, want 0 to 1"}, {0, -1, 0, "pybind: arithmetic is -1, want 0 to 1"},
+		{0, 0, 3, "pybind: square root is 3, want 0 to 2"}, {0, 0, math.MinInt64, "pybind: square root is -9223372036854775808, want 0 to 2"},
+		{0, 0, int64(kernel.Library), "goadam: group 0: kernel: square root library needs a function"},
+	} {
+		a := newArena(t, 1<<12)
+		_, err := Step(0, 0, a.groups(seventhStep(0)), 1, 1, c.backend, c.arithmetic, c.squareRoot)
+		assert.EqualError(t, err, c.want)
+	}
+}
+
+func TestTablesAreChecked(t *testing.T) {
+	for _, c := range []struct {
+		rows, numRows, groups, numGroups int64
+		want                             string
+	}{
+		{0, 1, 0, 0, "pybind: the row table is at 0x0 with 1 elements, want an address that holds them"},
+		{4096, -1, 0, 0, "pybind: the row table has -1 elements, want 0 to what fits an address"},
+		{4096, math.MaxInt64 / 64, 0, 0, "pybind: the row table is at 0x1000 with 144115188075855871 elements, want an address that holds them"},
+		{0, 0, -8, 1, "pybind: the group table is at -0x8 with 1 elements, want an address that holds them"},
+		{0, 0, 4096, math.MaxInt64, "pybind: the group table has 9223372036854775807 elements, want 0 to what fits an address"},
+	} {
+		_, err := Step(c.rows, c.numRows, c.groups, c.numGroups, 1, 0, 0, 0)
+		assert.EqualError(t, err, c.want)
+	}
+	unserved, err := Step(0, 0, 0, 0, 1, 0, 0, 0)
+	assert.NoError(t, err, "no rows")
+	assert.Zero(t, unserved)
+}
+
+// TestPanicsBecomeErrors puts tables and tensors where any access faults: a panic in this package and one in goadam's update.
+func TestPanicsBecomeErrors(t *testing.T) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	page, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, syscall.Munmap(page)) }()
+	closed := (&arena{bytes: page}).address(0)
+	const fault = "runtime error: invalid memory address or nil pointer dereference"
+
+	_, err = Step(closed, 1, 0, 0, 1, 0, 0, 0)
+	assert.EqualError(t, err, "pybind: panic: "+fault)
+	_, err = Step(0, 0, closed, 1, 1, 0, 0, 0)
+	assert.EqualError(t, err, "pybind: panic: "+fault)
+	_, err = Sqrt(closed, closed+2048, 4, 0, 0)
+	assert.EqualError(t, err, "pybind: panic: "+fault)
+
+	for _, backend := range kernel.Available() {
+		a := newArena(t, 1<<16)
+		r, good := a.newRow(4), a.newRow(4)
+		r.param = closed
+		_, err = Step(a.rows(r), 1, a.groups(seventhStep(0)), 1, 1, int64(backend), 0, 0)
+		assert.EqualError(t, err, "goadam: panic in the update: "+fault, "%v", backend)
+		assert.Equal(t, float32(6), a.float32(r.step, 0), "%v: the counter advanced", backend)
+		_, err = Step(a.rows(good), 1, a.groups(seventhStep(0)), 1, 1, int64(backend), 0, 0)
+		assert.NoError(t, err, "%v: the call after the panic", backend)
+		assert.Equal(t, float32(7), a.float32(good.step, 0), "%v: the call after the panic", backend)
+	}
+}
