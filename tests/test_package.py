@@ -46,9 +46,9 @@ def dynamic_strings(library: Path, *tags: int) -> list[str]:
     """Reads the names that the dynamic section of a 64-bit ELF file gives for the tags (1 NEEDED, 15 RPATH, 29 RUNPATH)."""
     image = library.read_bytes()
     assert image[:6] == b"\x7fELF\x02\x01", f"{library} is no little-endian 64-bit ELF file"
-    (table,), (entry_size, entries) = struct.unpack_from("<Q", image, 32), struct.unpack_from("<HH", image, 54)
+    (table,), (entry_size, count) = struct.unpack_from("<Q", image, 32), struct.unpack_from("<HH", image, 54)
     # Of each segment: type, offset in the file, address, size in the file.
-    segments = [struct.unpack_from("<I4xQQ8xQ", image, table + i * entry_size) for i in range(entries)]
+    segments = [struct.unpack_from("<I4xQQ8xQ", image, table + i * entry_size) for i in range(count)]
 
     def offset(address: int) -> int:
         return next(o + address - a for kind, o, a, size in segments if kind == 1 and a <= address < a + size)
