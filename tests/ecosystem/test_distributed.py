@@ -15,26 +15,38 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from . import processes
-from .training import CLASSES, OPTIONS, assert_same_bits, both_classes, copied, loss_of, make_batches, make_model, only_go
+from .training import CLASSES, OPTIONS, assert_same_bits, copied, loss_of, make_batches, make_model, only_go
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
 
 STEPS = 3
 
 
-def both(train, name, *args):
-    """In a worker: trains with both classes, all of ours in Go, and returns both results."""
-    torch_class, go_class = CLASSES[name]
-    want = train(torch_class, *args)
-    with only_go() as step:
-        got = train(go_class, *args)
-    assert step.call_count > 0
-    return {"got": got, "want": want}
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    group = processes.Group(tmp_path_factory.mktemp("group"))
+    yield group
+    group.close()
 
 
-def assert_ranks_agree(results):
-    for rank, result in enumerate(results):
-        assert_same_bits(result["got"], result["want"], f"rank {rank}")
+def each_class(train, *args):
+    """In a worker: trains with every class of torch and with ours, all in Go. The parent compares."""
+    results = {}
+    for name, (torch_class, go_class) in CLASSES.items():
+        want = train(torch_class, *args)
+        with only_go() as step:
+            got = train(go_class, *args)
+        assert step.call_count > 0
+        results[name] = {"got": got, "want": want}
+    return results
+
+
+def assert_equal_on_all_ranks(ranks):
+    assert len(ranks) == processes.WORLD_SIZE
+    for rank, results in enumerate(ranks):
+        assert set(results) == set(CLASSES)
+        for name, result in results.items():
+            assert_same_bits(result["got"], result["want"], f"{name}, rank {rank}: ")
 
 
 def fit(model, optimizer, batches=None):
@@ -57,18 +69,97 @@ def local(value):
     return copied(value)
 
 
-def train_ddp(optimizer_class, as_views):
+def with_ddp(optimizer_class, as_views):
     model = DistributedDataParallel(make_model(), gradient_as_bucket_view=as_views)
     optimizer = optimizer_class(model.parameters(), **OPTIONS)
     fit(model, optimizer)
-    return local({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()})
+    return local([model.module.state_dict(), optimizer.state_dict()])
 
 
-def ddp(name):
-    """Gradients of their own, and gradients that are views into the buckets of the reduction."""
-    return {key: [both(train_ddp, name, views)[key] for views in (False, True)] for key in ("got", "want")}
+@pytest.mark.parametrize("as_views", [False, True], ids=["own_gradients", "gradients_in_buckets"])
+def test_ddp(group, as_views):
+    assert_equal_on_all_ranks(group.run(each_class, with_ddp, as_views))
 
 
-@both_classes
-def test_ddp(name, tmp_path):
-    assert_ranks_agree(processes.run(ddp, tmp_path / "group", name))
+def with_zero_redundancy(optimizer_class, as_views):
+    model = DistributedDataParallel(make_model())
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=optimizer_class, parameters_as_bucket_view=as_views, **OPTIONS
+    )
+    fit(model, optimizer)
+    assert type(optimizer.optim) is optimizer_class
+    optimizer.consolidate_state_dict(to=0)
+    return local([model.module.state_dict(), optimizer.state_dict() if dist.get_rank() == 0 else optimizer.optim.state_dict()])
+
+
+@pytest.mark.parametrize("as_views", [False, True], ids=["own_parameters", "parameters_in_buckets"])
+def test_zero_redundancy_optimizer(group, as_views):
+    assert_equal_on_all_ranks(group.run(each_class, with_zero_redundancy, as_views))
+
+
+def sharded_model(offload=False):
+    """Every layer by itself, so that the shards are uneven: 33 rows and 5 over two ranks."""
+    model = make_model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    options = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
+    for layer in [*model, model]:
+        fully_shard(layer, mesh=mesh, **options)
+    return model
+
+
+def with_fsdp2(optimizer_class, offload):
+    model = sharded_model(offload)
+    optimizer = optimizer_class(model.parameters(), **OPTIONS)
+    fit(model, optimizer)
+    assert all(isinstance(state["exp_avg"], DTensor) for state in optimizer.state.values())
+    return local([model.state_dict(), optimizer.state_dict()])
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["sharded", "offloaded"])
+def test_fsdp2(group, offload):
+    assert_equal_on_all_ranks(group.run(each_class, with_fsdp2, offload))
+
+
+def save(model, optimizer, directory):
+    state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": state, "optimizer": optimizer_state}, checkpoint_id=directory, no_dist=not dist.is_initialized())
+
+
+def load(model, optimizer, directory):
+    state, optimizer_state = get_state_dict(model, optimizer)
+    both = {"model": state, "optimizer": optimizer_state}
+    dcp.load(both, checkpoint_id=directory, no_dist=not dist.is_initialized())
+    set_state_dict(model, optimizer, model_state_dict=both["model"], optim_state_dict=both["optimizer"])
+
+
+def train_sharded(optimizer_class, source, target):
+    """Trains an FSDP2 model from one checkpoint, if given, to another."""
+    directory = optimizer_class.__module__ + optimizer_class.__name__
+    model = sharded_model()
+    optimizer = optimizer_class(model.parameters(), **OPTIONS)
+    if source is not None:
+        load(model, optimizer, source / directory)
+    fit(model, optimizer)
+    if target is not None:
+        save(model, optimizer, target / directory)
+    return local([model.state_dict(), optimizer.state_dict()])
+
+
+def train_alone(optimizer_class, source, target):
+    """The same in this process, on an ordinary model."""
+    directory = optimizer_class.__module__ + optimizer_class.__name__
+    model = make_model()
+    optimizer = optimizer_class(model.parameters(), **OPTIONS)
+    load(model, optimizer, source / directory)
+    fit(model, optimizer, make_batches(STEPS, seed=7))
+    save(model, optimizer, target / directory)
+    return local([model.state_dict(), optimizer.state_dict()])
+
+
+def test_checkpoint_is_resharded(group, tmp_path):
+    """Two processes, then one, then two again, each going on from the checkpoint of the one before."""
+    first, second = tmp_path / "two", tmp_path / "one"
+    assert_equal_on_all_ranks(group.run(each_class, train_sharded, None, first))
+    for name, result in each_class(train_alone, first, second).items():
+        assert_same_bits(result["got"], result["want"], name)
+    assert_equal_on_all_ranks(group.run(each_class, train_sharded, second, None))
