@@ -114,25 +114,36 @@ def test_complex_special_values(variant, backend):
         twins.step([values.roll(32 * shift + shift)])
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=variant_ids)
-def test_any_bits(variant, backend):
+def assert_parity_of_any_bits(variant, numel: int, steps: int) -> None:
     """Random bit patterns in everything a step reads; second moments are never negative."""
     generator = torch.Generator().manual_seed(5)
 
-    def any_float(signed: bool = True) -> Tensor:
-        return torch.randint(-(1 << 31) if signed else 0, 1 << 31, (4099,), generator=generator).int().view(torch.float32)
+    def any_float(lowest: int = -(1 << 31)) -> Tensor:
+        return torch.randint(lowest, 1 << 31, (numel,), generator=generator).int().view(torch.float32)
 
     _, ours, decay, flags = variant
     param = any_float()
     twins = Twins(lambda: [param.clone().requires_grad_()], ours, **decay, **flags)
-    for _ in range(5):
+    for _ in range(steps):
         twins.step([any_float()])
-        state = {"exp_avg": any_float(), "exp_avg_sq": any_float(signed=False), "max_exp_avg_sq": any_float(signed=False)}
+        state = {"exp_avg": any_float(), "exp_avg_sq": any_float(lowest=0), "max_exp_avg_sq": any_float(lowest=0)}
         for optimizer in twins:
             for key, tensor in optimizer.state[optimizer.param_groups[0]["params"][0]].items():
                 if key != "step":
                     tensor.copy_(state[key])
         twins.step([any_float()])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=variant_ids)
+def test_any_bits(variant, backend):
+    assert_parity_of_any_bits(variant, 4099, steps=5)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v[0] in ("l2_amsgrad", "decoupled_maximize")], ids=variant_ids)
+def test_any_bits_in_parallel(variant, backend):
+    """On helper threads, which must share the caller's mode of rounding and flushing."""
+    roundpipe_go.set_num_threads(3)
+    assert_parity_of_any_bits(variant, SERIAL_BELOW + 4099, steps=2)
 
 
 def test_zeros_in_the_tail_with_beta1_zero(backend):
