@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from . import processes
-from .training import CLASSES, OPTIONS, assert_same_bits, copied, loss_of, make_batches, make_model, only_go
+from .training import OPTIONS, assert_equal_on_all_ranks, assert_same_bits, copied, each_class, loss_of, make_batches, make_model
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
 
@@ -27,26 +27,6 @@ def group(tmp_path_factory):
     group = processes.Group(tmp_path_factory.mktemp("group"))
     yield group
     group.close()
-
-
-def each_class(train, *args):
-    """In a worker: trains with every class of torch and with ours, all in Go. The parent compares."""
-    results = {}
-    for name, (torch_class, go_class) in CLASSES.items():
-        want = train(torch_class, *args)
-        with only_go() as step:
-            got = train(go_class, *args)
-        assert step.call_count > 0
-        results[name] = {"got": got, "want": want}
-    return results
-
-
-def assert_equal_on_all_ranks(ranks):
-    assert len(ranks) == processes.WORLD_SIZE
-    for rank, results in enumerate(ranks):
-        assert set(results) == set(CLASSES)
-        for name, result in results.items():
-            assert_same_bits(result["got"], result["want"], f"{name}, rank {rank}: ")
 
 
 def fit(model, optimizer, batches=None):

@@ -127,3 +127,31 @@ def compare(train: Callable[[type[torch.optim.Optimizer]], Any], name: str, *, n
         got = train(go_class)
     assert step.call_count == native_steps, "steps in Go"
     assert_same_bits(got, want)
+
+
+def each_class(train: Callable[..., Any], *args: Any) -> dict[str, dict[str, Any]]:
+    """Trains with every class of torch and with ours, all in Go, and leaves the comparison to the parent process.
+
+    Args:
+        train: takes the class and ``args``.
+
+    Returns:
+        By name of the class: what ours made, under "got", and what torch's made, under "want".
+    """
+    results = {}
+    for name, (torch_class, go_class) in CLASSES.items():
+        want = train(torch_class, *args)
+        with only_go() as step:
+            got = train(go_class, *args)
+        assert step.call_count > 0
+        results[name] = {"got": got, "want": want}
+    return results
+
+
+def assert_equal_on_all_ranks(ranks: list[dict[str, dict[str, Any]]]) -> None:
+    """Compares what ``each_class`` has returned on each rank."""
+    assert ranks
+    for rank, results in enumerate(ranks):
+        assert set(results) == set(CLASSES)
+        for name, result in results.items():
+            assert_same_bits(result["got"], result["want"], f"{name}, rank {rank}: ")

@@ -1,0 +1,68 @@
+"""DeepSpeed on its CPU accelerator in two processes: ZeRO of every stage, ZeRO-Offload, our class as client optimizer."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from . import processes
+from .training import OPTIONS, assert_equal_on_all_ranks, each_class, engine, loss_of, make_batches, make_model
+
+deepspeed = engine("deepspeed")
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    group = processes.Group(tmp_path_factory.mktemp("group"))
+    yield group
+    group.close()
+
+
+def with_zero(optimizer_class, stage, offload, directory):
+    """Trains, saves a checkpoint half way and goes on from it in a new engine."""
+    # It reads them even where a process group is there already.
+    os.environ.update(RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK=str(dist.get_rank()))
+    config = {
+        "train_micro_batch_size_per_gpu": 12,
+        "gradient_clipping": 0.5,
+        "zero_allow_untested_optimizer": True,  # DeepSpeed lists the exact classes it has tested
+        "zero_force_ds_cpu_optimizer": False,  # or offload insists on DeepSpeedCPUAdam
+        "zero_optimization": {"stage": stage, **({"offload_optimizer": {"device": "cpu"}} if offload else {})},
+    }
+
+    def make():
+        model = make_model()
+        optimizer = optimizer_class(model.parameters(), **OPTIONS)
+        return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
+
+    def fit(zero, batches):
+        for batch in batches:
+            zero.backward(loss_of(zero, batch))
+            zero.step()
+
+    batches = make_batches(STEPS, seed=100 + dist.get_rank())
+    path = f"{directory}/{optimizer_class.__module__}.{optimizer_class.__name__}"
+    first = make()
+    fit(first, batches[:2])
+    first.save_checkpoint(path)
+    second = make()
+    second.load_checkpoint(path)
+    fit(second, batches[2:])
+    return [
+        [
+            deepspeed.utils.safe_get_full_fp32_param(param).clone(),
+            *(deepspeed.utils.safe_get_full_optimizer_state(param, key).clone() for key in ("exp_avg", "exp_avg_sq")),
+        ]
+        for param in second.module.parameters()
+    ]
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["kept", "offloaded"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero(group, stage, offload, tmp_path):
+    assert_equal_on_all_ranks(group.run(each_class, with_zero, stage, offload, str(tmp_path)))
