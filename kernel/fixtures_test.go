@@ -77,6 +77,19 @@ func specialSpan() Span {
 	return s
 }
 
+// everyNth is a sample of a span. Every is not to divide the number of specials.
+func everyNth(s Span, every int) Span {
+	var sample Span
+	for i := 0; i < len(s.Param); i += every {
+		sample.Param = append(sample.Param, s.Param[i])
+		sample.Grad = append(sample.Grad, s.Grad[i])
+		sample.ExpAvg = append(sample.ExpAvg, s.ExpAvg[i])
+		sample.ExpAvgSq = append(sample.ExpAvgSq, s.ExpAvgSq[i])
+		sample.MaxExpAvgSq = append(sample.MaxExpAvgSq, s.MaxExpAvgSq[i])
+	}
+	return sample
+}
+
 // scalarCases differ in the branches and extremes they reach.
 var scalarCases = []struct {
 	name    string

@@ -1,0 +1,3 @@
+module roundpipe-go/scripts/avx512/init
+
+go 1.26
