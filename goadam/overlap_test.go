@@ -1,6 +1,7 @@
 package goadam
 
 import (
+	"cmp"
 	"slices"
 	"testing"
 
@@ -60,6 +61,23 @@ func TestRowsOverlapIsWhatComparingAllGives(t *testing.T) {
 	}
 	assert.Greater(t, found[true], 300)
 	assert.Greater(t, found[false], 300)
+}
+
+func TestSortByBegin(t *testing.T) {
+	r := newRand()
+	for call := range 2000 {
+		list := make([]extent, r.IntN(60))
+		for i := range list { // runs of about 1, 3, 9 or 27
+			list[i].begin = uintptr(r.IntN(100))
+			if i > 0 && r.IntN([]int{1, 3, 9, 27}[call%4]) > 0 {
+				list[i].begin = list[i-1].begin + uintptr(r.IntN(3))
+			}
+			list[i].end = uintptr(i) // tells them apart
+		}
+		want := slices.Clone(list)
+		slices.SortStableFunc(want, func(a, b extent) int { return cmp.Compare(a.begin, b.begin) })
+		require.Equal(t, want, sortByBegin(list), "call %d", call)
+	}
 }
 
 // overlappingRows has rows over one buffer that share memory in some way, n elements each.

@@ -170,6 +170,18 @@ func TestGoldschmidtGivesWayToTheLibrary(t *testing.T) {
 	}
 }
 
+// TestSmallRowsAreStepped has as many elements as a parallel call, in rows on both sides of where one pays.
+func TestSmallRowsAreStepped(t *testing.T) {
+	groups, config := newGroups(t, kernel.Variant{}), Config{Threads: 4, Backend: kernel.Best()}
+	for _, numel := range []int{rowElements / 2, rowElements, rowElements + 1} {
+		rows := newRows(false, slices.Repeat([]int{numel}, 2*serialBelow/rowElements)...)
+		want := clone(rows)
+		reference(t, want, groups, config, kernel.NearestNoFlush)
+		require.NoError(t, Step(rows, groups, config))
+		sameRows(t, fmt.Sprintf("numel=%d", numel), rows, want)
+	}
+}
+
 func TestStepAllocatesNoMoreForMoreRows(t *testing.T) {
 	groups := newGroups(t, kernel.Variant{})
 	allocations := func(rows []Param) float64 {
