@@ -42,7 +42,7 @@ def torchs_error_inputs():
                 yield pytest.param(ours, error_input, id=f"{ours.__name__}-{desc}")
 
 
-@pytest.mark.parametrize(("ours", "error_input"), torchs_error_inputs())
+@pytest.mark.parametrize(("ours", "error_input"), list(torchs_error_inputs()))
 def test_torchs_own_error_inputs(ours, error_input):
     """The list that torch's own tests use."""
     case = error_input.optimizer_error_input

@@ -209,6 +209,42 @@ def test_served_and_unserved_side_by_side(backend):
     assert len(caught) == 1
 
 
+def test_each_reason_has_its_warning():
+    """Two reasons in one step: both are told, and the step is taken once."""
+    twins = Twins(lambda: [*floats(torch.float64), leaf(torch.linspace(-1, 1, 70)[::2]), *floats()], lr=0.1)
+    with pytest.warns(FallbackWarning) as caught:
+        twins.train(2)
+    assert len(caught) == 2
+    assert twins.ours.state[twins.params[0]]["step"].item() == 2.0
+
+
+def test_failure_beside_other_fallbacks_changes_nothing():
+    """torch raises for the last parameter; the float64 one before it is torch's too, and must not have moved."""
+    twins = Twins(lambda: [*floats(torch.float64), *floats(), *floats()])
+    with pytest.warns(FallbackWarning):
+        twins.train(1)
+    for optimizer in twins:
+        optimizer.state[optimizer.param_groups[0]["params"][-1]]["exp_avg"] = torch.zeros(3)
+    twins.set_grads([randn_like(param, torch.Generator().manual_seed(4)) for param in twins.params])
+    with pytest.warns(FallbackWarning):
+        twins.assert_equal_errors(lambda optimizer: optimizer.step())
+
+
+def test_steps_in_inference_mode():
+    """Ordinary tensors are served there too; a state made there is torch's for ever, as torch marks it."""
+    twins = Twins(floats)
+    twins.train(1)
+    twins.set_grads([torch.ones(5, 7)])
+    with torch.inference_mode():
+        for optimizer in twins:
+            optimizer.step()
+    twins.assert_equal()
+    twins.train(1, seed=2)
+    fresh = Twins(floats)
+    with torch.inference_mode(), pytest.warns(FallbackWarning, match="inference mode"):
+        fresh.train(2)
+
+
 def test_parameters_that_overlap_each_other():
     """No fallback: the rows run in order on one thread, and an element is read when its turn comes."""
     twins = Twins(shared_halves, lr=0.1)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -273,3 +274,11 @@ TestMirror.settings = settings(
     print_blob=True,
     suppress_health_check=list(HealthCheck),
 )
+
+
+class LongMirror(Mirror):
+    """The same at length, each time other actions; a failure prints how to see it again."""
+
+
+TestLongMirror = pytest.mark.slow(LongMirror.TestCase)
+TestLongMirror.settings = settings(TestMirror.settings, max_examples=1500, derandomize=False)
