@@ -160,6 +160,19 @@ def test_gradients_are_only_read():
     assert_equal_bits(twins.params[0].grad, grad, "grad")
 
 
+def test_gradients_that_have_a_graph():
+    """As backward(create_graph=True) leaves them: they are numbers like others."""
+    twins = Twins(lambda: [ramp(20).requires_grad_()])
+    for _ in range(2):
+        for optimizer in twins:
+            param = optimizer.param_groups[0]["params"][0]
+            (param.grad,) = torch.autograd.grad(param.sin().sum(), param, create_graph=True)
+            assert param.grad.requires_grad
+            optimizer.step()
+        twins.assert_equal()
+        assert twins.params[0].is_leaf
+
+
 def test_parameters_may_share_a_gradient():
     """Nobody writes it."""
     grad = ramp(50)

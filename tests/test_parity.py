@@ -166,6 +166,42 @@ def test_preset_step(step, backend):
         assert twins.ours.state[twins.params[0]]["step"].item() == 2.0**24
 
 
+EXTREME_OPTIONS = [
+    {"lr": 0.0},
+    {"lr": 1e-45},
+    {"lr": 1e-320},
+    {"lr": 1e37},
+    {"lr": float("inf")},
+    {"lr": 10**30},
+    {"lr": torch.tensor(0.1, dtype=torch.bfloat16)},
+    {"lr": torch.tensor(1)},
+    {"lr": torch.tensor(float("inf"))},
+    {"eps": 1e-46},
+    {"eps": 1e39},
+    {"eps": float("inf")},
+    {"eps": 1},
+    {"weight_decay": 1e-46},
+    {"weight_decay": 1e-40},
+    {"weight_decay": 3e38},
+    {"weight_decay": float("inf")},
+    {"lr": 1e20, "weight_decay": 1e30},
+    {"betas": (1 - 2**-53, 1 - 2**-53)},
+    {"betas": (1e-40, 1e-40)},
+    {"betas": (1e-320, 0.999)},
+    {"betas": (0.5 + 2**-26, 0.5 - 2**-26)},
+    {"betas": (0.5 - 2**-54, 1 - 2**-30)},
+    {"amsgrad": 1, "maximize": 1},
+]
+
+
+@pytest.mark.parametrize("ours", TORCH_CLASS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("options", EXTREME_OPTIONS, ids=str)
+def test_extreme_options(options, ours, backend):
+    """Scalars that are denormal, infinite or rounded away in float32, and numbers of other types."""
+    twins = Twins(lambda: [torch.linspace(-2, 2, 47, requires_grad=True)], ours, **options)
+    twins.train(3)
+
+
 def test_counters_that_differ_within_a_group(backend):
     """Each distinct count has constants of its own."""
     twins = Twins(lambda: [torch.full((33,), float(i), requires_grad=True) for i in range(5)], roundpipe_go.Adam)
