@@ -9,24 +9,17 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from . import processes
 from .training import OPTIONS, assert_equal_on_all_ranks, assert_same_bits, copied, each_class, loss_of, make_batches, make_model
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
 
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory):
-    group = processes.Group(tmp_path_factory.mktemp("group"))
-    yield group
-    group.close()
 
 
 def fit(model, optimizer, batches=None):
@@ -77,27 +70,60 @@ def test_zero_redundancy_optimizer(group, as_views):
     assert_equal_on_all_ranks(group.run(each_class, with_zero_redundancy, as_views))
 
 
-def sharded_model(offload=False):
-    """Every layer by itself, so that the shards are uneven: 33 rows and 5 over two ranks."""
+POLICIES = {
+    "sharded": {},
+    "offloaded": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+    "mixed_precision": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
+}
+
+
+def sharded_model(policy="sharded"):
+    """Every layer by itself, so that the shards are uneven: 33 rows, 5 and 1 over two ranks."""
     model = make_model()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    options = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
     for layer in [*model, model]:
-        fully_shard(layer, mesh=mesh, **options)
+        fully_shard(layer, mesh=mesh, **POLICIES[policy])
     return model
 
 
-def with_fsdp2(optimizer_class, offload):
-    model = sharded_model(offload)
+def with_fsdp2(optimizer_class, policy):
+    model = sharded_model(policy)
     optimizer = optimizer_class(model.parameters(), **OPTIONS)
     fit(model, optimizer)
     assert all(isinstance(state["exp_avg"], DTensor) for state in optimizer.state.values())
     return local([model.state_dict(), optimizer.state_dict()])
 
 
-@pytest.mark.parametrize("offload", [False, True], ids=["sharded", "offloaded"])
-def test_fsdp2(group, offload):
-    assert_equal_on_all_ranks(group.run(each_class, with_fsdp2, offload))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_fsdp2(group, policy):
+    assert_equal_on_all_ranks(group.run(each_class, with_fsdp2, policy))
+
+
+def with_fsdp1(optimizer_class, original):
+    model = FullyShardedDataParallel(make_model(), use_orig_params=original, device_id=torch.device("cpu"))
+    optimizer = optimizer_class(model.parameters(), **OPTIONS)
+    fit(model, optimizer)
+    return local([list(model.parameters()), optimizer.state_dict()])
+
+
+@pytest.mark.parametrize("original", [False, True], ids=["flat_parameter", "original_parameters"])
+def test_fsdp1(group, original):
+    assert_equal_on_all_ranks(group.run(each_class, with_fsdp1, original))
+
+
+def with_tensor_parallel(optimizer_class):
+    """Parameters sharded by rows and by columns, and a replicated one."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Sequential(nn.Linear(9, 34), nn.Tanh(), nn.Linear(34, 5))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = optimizer_class(model.parameters(), **OPTIONS)
+    fit(model, optimizer, make_batches(STEPS))
+    return local([model.state_dict(), optimizer.state_dict()])
+
+
+def test_tensor_parallel(group):
+    assert_equal_on_all_ranks(group.run(each_class, with_tensor_parallel))
 
 
 def save(model, optimizer, directory):
@@ -143,3 +169,20 @@ def test_checkpoint_is_resharded(group, tmp_path):
     for name, result in each_class(train_alone, first, second).items():
         assert_same_bits(result["got"], result["want"], name)
     assert_equal_on_all_ranks(group.run(each_class, train_sharded, second, None))
+
+
+def fail_on_one_rank():
+    if dist.get_rank() == 1:
+        raise ValueError("on purpose")
+    dist.barrier()
+
+
+def answer():
+    return [dist.get_rank()]
+
+
+@pytest.mark.slow
+def test_failure_of_one_rank_is_reported_and_survived(group):
+    with pytest.raises(RuntimeError, match=r"on rank 1:(.|\n)*ValueError: on purpose"):
+        group.run(fail_on_one_rank)
+    assert group.run(answer) == [[0], [1]]

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
@@ -110,6 +111,20 @@ def test_optimizer_in_backward_by_hooks(name):
             loss_of(model, batch).backward()
         assert all(param.grad is None for param in optimizers)
         return record(model, *optimizers.values())
+
+    compare(train, name, native_steps=STEPS * len(list(make_model().parameters())))
+
+
+@both_classes
+def test_apply_optimizer_in_backward(name):
+    """The same by torch.distributed's function, and with the gradients kept."""
+
+    def train(optimizer_class):
+        model = make_model()
+        _apply_optimizer_in_backward(optimizer_class, model.parameters(), OPTIONS)
+        for batch in make_batches(STEPS):
+            loss_of(model, batch).backward()
+        return record(model, *_get_in_backward_optimizers(model))
 
     compare(train, name, native_steps=STEPS * len(list(make_model().parameters())))
 
@@ -230,7 +245,8 @@ def test_compiled_step(name, compiler):
 
     def train(optimizer_class):
         torch.compiler.reset()
-        model = make_model()
+        torch.manual_seed(0)
+        model = nn.Linear(9, 5)
         optimizer = optimizer_class(model.parameters(), **OPTIONS)
         compiled = torch.compile(optimizer.step, backend=compiler)
         for batch in make_batches(3):

@@ -56,9 +56,7 @@ def test_optimizers_argument(name, scheduled, tmp_path):
         model = make_llama()
         optimizer = optimizer_class(model.parameters(), **OPTIONS)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5) if scheduled else None
-        trainer = transformers.Trainer(
-            model, arguments(tmp_path), train_dataset=Tokens(), optimizers=(optimizer, scheduler)
-        )
+        trainer = transformers.Trainer(model, arguments(tmp_path), train_dataset=Tokens(), optimizers=(optimizer, scheduler))
         trainer.train()
         return record(model, optimizer)
 

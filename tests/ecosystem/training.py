@@ -42,16 +42,14 @@ def engine(name: str) -> ModuleType:
 
 
 def make_model() -> nn.Module:
-    """Small and odd in size: lanes, tails, a tensor of 5 elements."""
+    """Small and odd in size: lanes and tails, a tensor of 5 elements, and one of 1, of which a second rank has none."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(9, 33), nn.LayerNorm(33), nn.Tanh(), nn.Linear(33, 5))
+    return nn.Sequential(nn.Linear(9, 33), nn.LayerNorm(33), nn.PReLU(), nn.Linear(33, 5))
 
 
 def make_batches(count: int, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(12, 9, generator=generator), torch.randn(12, 5, generator=generator)) for _ in range(count)
-    ]
+    return [(torch.randn(12, 9, generator=generator), torch.randn(12, 5, generator=generator)) for _ in range(count)]
 
 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
