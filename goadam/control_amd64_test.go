@@ -31,7 +31,7 @@ func under(word uint32, call func()) (after uint32) {
 
 // TestStepFollowsTheCallersControlWord: helpers run on threads of Go's, which know nothing of torch.set_flush_denormal.
 func TestStepFollowsTheCallersControlWord(t *testing.T) {
-	rows := newRows(false, motley...)
+	rows := newRows(false, 3, serialBelow, 17)
 	for i := range rows {
 		for j := range rows[i].Param { // moments that become denormal in this step
 			rows[i].Grad[j] *= 0x1p-130
@@ -45,17 +45,20 @@ func TestStepFollowsTheCallersControlWord(t *testing.T) {
 			kept := clone(rows)
 			reference(t, kept, groups, Config{Backend: b, SquareRoot: root, Library: skewedSqrt}, kernel.NearestNoFlush)
 			for _, word := range []uint32{kernel.NearestNoFlush | kernel.FlushMask, 0x3F80, 0x5F80 | 0x8000} {
-				for _, threads := range []int{1, 2, 4, 8} {
+				want := clone(rows)
+				under(word, func() { // scalars are narrowed under it too
+					reference(t, want, groups, Config{Backend: b, SquareRoot: root, Library: skewedSqrt}, word)
+				})
+				for _, threads := range []int{1, 4} {
 					id := fmt.Sprintf("%v/%v/mxcsr=%04x/threads=%d", b, root, word, threads)
 					config := Config{Threads: threads, Backend: b, SquareRoot: root, Library: skewedSqrt}
-					got, want := clone(rows), clone(rows)
-					under(word, func() { reference(t, want, groups, config, word) }) // scalars are narrowed under it too
+					got := clone(rows)
 					var err error
 					after := under(word, func() { err = Step(got, groups, config) })
 					require.NoError(t, err, id)
 					assert.Equal(t, word, after&^0x3F, "%s: got control word %04x", id, after) // the low bits are sticky flags
 					sameRows(t, id, got, want)
-					assert.NotEqual(t, kept[len(kept)-2].ExpAvgSq, got[len(got)-2].ExpAvgSq, "%s: the control word changes nothing", id)
+					assert.NotEqual(t, kept[1].ExpAvgSq[:99], got[1].ExpAvgSq[:99], "%s: the control word changes nothing", id)
 				}
 			}
 		}
