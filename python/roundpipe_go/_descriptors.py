@@ -35,15 +35,15 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 SUBCLASS = "a parameter, gradient or state tensor is of a subclass of torch.Tensor; plain tensors are computed in Go"
 DEVICE = "a parameter is not on the CPU; roundpipe_go computes on CPU tensors only"
 DTYPE = "a parameter is neither float32 nor complex64; only these are computed in Go"
+COMPLEX_DECAY = "a complex parameter has weight decay, which torch rounds another way than for real ones"
 MIXED = "gradient or state differ from their parameter in dtype, device or shape; make them equal"
 LAYOUT = "gradient, state and parameter are not in one dense order in memory; give them the strides of the parameter"
 VIEW = "a tensor is a conjugate or negative view; call resolve_conj() or resolve_neg() on it"
-STEP = "a step counter is not a float32 or float64 CPU tensor of one element; load the state anew"
-NEGATIVE_STEP = "a step counter is negative, which makes the bias correction complex; count from 0"
-
 INFERENCE = "a tensor was made in inference mode; make the parameters and take the first step outside of it"
+STEP = "a step counter is not a float32 or float64 CPU tensor of one element; load the state anew"
+CONSTANTS = "an option or a step counter has a value from which no constants can be formed"
 
-FAILING = frozenset((MIXED, LAYOUT, STEP, INFERENCE))
+FAILING = frozenset((MIXED, LAYOUT, VIEW, INFERENCE, STEP, CONSTANTS))
 """Reasons for which torch's own functions may raise, after they have written something."""
 
 
@@ -78,13 +78,13 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
         One of the reasons above, or None: it is served.
     """
     param = tensors[0]
-    dtype, shape = param.dtype, param.shape
+    device, dtype, shape = param.device, param.dtype, param.shape
     contiguous = True
     for tensor in tensors:
         if type(tensor) not in PLAIN_TYPES:
             return SUBCLASS
-        if not tensor.is_cpu or tensor.dtype is not dtype or tensor.shape != shape:
-            return DEVICE if tensor is param else MIXED
+        if tensor.device != device or tensor.dtype is not dtype or tensor.shape != shape:
+            return MIXED
         if tensor.layout is not torch.strided:
             return LAYOUT
         if tensor.is_neg() or tensor.is_conj():
@@ -92,6 +92,8 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
         if tensor.is_inference():
             return INFERENCE
         contiguous = contiguous and tensor.is_contiguous()
+    if not param.is_cpu:
+        return DEVICE
     if dtype not in _SERVED_DTYPES:
         return DTYPE
     if not contiguous and not _same_order(tensors):
@@ -105,7 +107,7 @@ def _checked(value: Any) -> float:
     """A scalar that torch converts with a check; the others become infinite in silence, there as here."""
     number = float(value)
     if math.isfinite(number) and abs(number) > _FLOAT32_MAX:
-        raise RuntimeError("value cannot be converted to type float without overflow")
+        raise OverflowError(f"{number} does not fit into a float32")
     return number
 
 
@@ -147,25 +149,23 @@ class Table:
         amsgrad: bool,
         maximize: bool,
         decoupled_weight_decay: bool,
-    ) -> int | None:
+    ) -> int:
         """Adds the constants of a step, by the expressions of torch's ``_single_tensor_adam``, in double precision.
 
         Args:
             step: the count after the increment. The rest are the options of ``torch.optim.adam.adam``.
 
         Returns:
-            The group's index, or None if the step count makes the bias correction complex.
+            The group's index.
 
         Raises:
-            RuntimeError: an option does not fit into a float32, in torch's words.
-            ZeroDivisionError: the bias correction is 0, as in torch.
+            Exception: of many types, and torch's function raises too, in its own words: a scalar does not fit into a
+                float32, a bias correction is 0 or complex, an option is no number.
         """
         bias_correction1 = 1 - beta1**step
         bias_correction2 = 1 - beta2**step
         step_size = lr / bias_correction1
         bias_correction2_sqrt = bias_correction2**0.5
-        if isinstance(bias_correction2_sqrt, complex):
-            return None
         decay_kind, decay = _NO_DECAY, 0.0
         if weight_decay != 0:
             if decoupled_weight_decay:
@@ -177,11 +177,11 @@ class Table:
             (
                 decay,
                 _checked(1 - beta1),
-                beta2,
+                float(beta2),
                 _checked(1 - beta2),
-                bias_correction2_sqrt,
+                float(bias_correction2_sqrt),
                 _checked(step_size),
-                eps,
+                float(eps),
                 step,
                 flags,
             )

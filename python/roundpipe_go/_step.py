@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ def _unserved(options: Options) -> str | None:
         return "grad_scale and found_inf belong to torch's fused kernel; let the GradScaler unscale"
     if any(isinstance(options[name], Tensor) for name in ("beta1", "beta2", "weight_decay", "eps")):
         return "betas, weight_decay or eps are tensors, which torch rounds another way; give floats"
+    if isinstance(options["beta1"], Real) and abs(float(options["beta1"])) <= 2**-25:  # 1 - beta1 is 1 in float32
+        return "beta1 is 0: the signs of torch's zeros then depend on its vector width and its threads"
     lr = options["lr"]
     if isinstance(lr, Tensor) and not (lr.is_cpu and type(lr) is Tensor):
         return "lr is a tensor of another device or of a subclass; give a float or a plain CPU tensor"
@@ -113,8 +116,10 @@ class Step:
 
         Raises:
             ValueError: the lists differ in length.
-            RuntimeError, ZeroDivisionError, OverflowError: an option or a step count has no usable constants; as in torch.
+            RuntimeError: a step counter is not a tensor.
         """
+        if not all(isinstance(step, Tensor) for step in lists[-1]):
+            raise RuntimeError("API has changed, `state_steps` argument must contain a list of singleton tensors")
         if not lists[0]:
             return
         self._added.append((lists, options))
@@ -125,22 +130,25 @@ class Step:
         params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
         columns = [params, grads, exp_avgs, exp_avg_sqs] + ([max_exp_avg_sqs] if options["amsgrad"] else [])
         constants = {name: options[name] for name in _CONSTANTS}
-        groups: dict[float, int | None] = {}
+        decays = constants["weight_decay"] != 0
+        groups: dict[float, int] = {}
         sorted_rows: dict[str | None, list[int]] = {}
         for i, (step, *tensors) in enumerate(zip(state_steps, *columns, strict=True)):
             written = (tensors[0], *tensors[2:], step)
             if type(tensors[0]) not in _descriptors.PLAIN_TYPES:
                 tensors = local_shards(tensors) or tensors
             reason = _descriptors.unserved(tensors, step)
+            if reason is None and decays and tensors[0].is_complex():
+                reason = _descriptors.COMPLEX_DECAY
             if reason is None:
-                count = _descriptors.next_step(step)
-                if count not in groups:
-                    groups[count] = self._table.add_group(count, **constants)
-                group = groups[count]
-                if group is None:
-                    reason = _descriptors.NEGATIVE_STEP
+                try:
+                    count = _descriptors.next_step(step)
+                    if count not in groups:
+                        groups[count] = self._table.add_group(count, **constants)
+                except Exception:  # whatever it is: torch finds the same, and has the words for it
+                    reason = _descriptors.CONSTANTS
                 else:
-                    self._table.add_row(tensors, step, group)
+                    self._table.add_row(tensors, step, groups[count])
                     self._written += written
             sorted_rows.setdefault(reason, []).append(i)
         for reason, rows in sorted_rows.items():
@@ -183,7 +191,8 @@ class Step:
 
 def _run_by_torch(calls: list[_Call]) -> None:
     for call in calls:
-        _fallback.warn(call.reason)
+        if call.reason != _descriptors.CONSTANTS:  # torch raises
+            _fallback.warn(call.reason)
     # What may raise comes first. The sort is stable: otherwise the order is the caller's.
     for call in sorted(calls, key=lambda call: call.reason not in _descriptors.FAILING):
         call.run()

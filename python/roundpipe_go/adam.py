@@ -145,8 +145,6 @@ def adam(
         RuntimeError: a step is not a tensor, or an option does not fit into a float32, in torch's words.
         ValueError: the lists differ in length.
     """
-    if not all(isinstance(step, Tensor) for step in state_steps):
-        raise RuntimeError("API has changed, `state_steps` argument must contain a list of singleton tensors")
     lists: Lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
     step = Step()
     step.add(
