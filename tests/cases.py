@@ -18,6 +18,9 @@ import roundpipe_go
 SERIAL_BELOW = 1 << 18
 """``serialBelow`` of goadam, in elements: a smaller step runs on the calling thread alone."""
 
+ROW_ELEMENTS = 1 << 10
+"""``rowElements`` of goadam: so does a step whose tensors have fewer elements on average."""
+
 MAX_SPAN = 1 << 15
 """``maxSpan`` of goadam, in elements: a longer tensor is cut."""
 
@@ -40,10 +43,11 @@ LRS = {
     "float64_tensor": torch.tensor(1e-3, dtype=torch.float64),
 }
 
-# lerp computes from the end when 1 - beta1 >= 0.5, and beta1 = 0 makes it exact.
+# lerp computes from the end when 1 - beta1 >= 0.5. "zero" falls back for the sake of its zeros' signs.
 BETAS = {
     "usual": (0.9, 0.999),
     "zero": (0.0, 0.0),
+    "beta2_zero": (0.01, 0.0),
     "from_end": (0.3, 0.9999),
     "at_half": (0.5, 0.95),
     "close_to_one": (0.9999, 0.9999),
@@ -72,8 +76,8 @@ def _mixed() -> list[Tensor]:
 
 
 TENSORS: dict[str, Callable[[], list[Tensor]]] = {
-    # Every length around every vector width; together above SERIAL_BELOW.
-    "lengths": _cut([(n,) for n in range(1025)], torch.float32),
+    # Every length around every vector width, packed together; the first one is there for the average.
+    "lengths": _cut([(600_001,), *((n,) for n in range(1025))], torch.float32),
     # Spans that end in every way: cut many times, cut once with a short rest, just not cut, and scraps between.
     "long": _cut([(SERIAL_BELOW + 77,), (3,), (MAX_SPAN + 1,), (MAX_SPAN,), (), (257, 511)], torch.float32),
     "long_complex": _cut([(SERIAL_BELOW // 2 + 33,), (5,)], torch.complex64),
@@ -99,6 +103,11 @@ class Case:
     def desc(self) -> str:
         flags = "_amsgrad" * self.amsgrad + "_maximize" * self.maximize + "_foreach" * bool(self.foreach)
         return f"{self.tensors}/{self.decay}{flags}/lr={self.lr}/betas={self.betas}/eps={self.eps}/threads={self.threads}"
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether torch computes some of it: all if beta1 is 0, and complex tensors that decay."""
+        return self.betas == "zero" or (self.decay != "none" and self.tensors in ("mixed", "long_complex"))
 
     @property
     def ours(self) -> type:

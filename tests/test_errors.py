@@ -120,12 +120,10 @@ class BadStep:
     Attributes:
         desc: the test's id.
         spoil: done to each optimizer after two good steps.
-        warns: whether our side leaves the step to torch, which then raises.
     """
 
     desc: str
     spoil: Callable[[torch.optim.Optimizer], None]
-    warns: bool = False
 
 
 def last(optimizer: torch.optim.Optimizer) -> Tensor:
@@ -176,12 +174,12 @@ def shape_of_param(optimizer: torch.optim.Optimizer) -> None:
 
 BAD_STEPS = [
     BadStep("sparse_grad", sparse_grad),
-    BadStep("float64_grad", float64_grad, warns=True),
-    BadStep("meta_param_with_state_on_the_cpu", meta_param, warns=True),
-    BadStep("conjugate_grad", conjugate_grad, warns=True),
-    BadStep("param_of_another_shape", shape_of_param, warns=True),
-    BadStep("moment_of_another_shape", set_state(exp_avg=torch.zeros(5)), warns=True),
-    BadStep("moment_of_another_dtype", set_state(exp_avg=torch.zeros(2, 3, dtype=torch.float64)), warns=True),
+    BadStep("float64_grad", float64_grad),
+    BadStep("meta_param_with_state_on_the_cpu", meta_param),
+    BadStep("conjugate_grad", conjugate_grad),
+    BadStep("param_of_another_shape", shape_of_param),
+    BadStep("moment_of_another_shape", set_state(exp_avg=torch.zeros(5))),
+    BadStep("moment_of_another_dtype", set_state(exp_avg=torch.zeros(2, 3, dtype=torch.float64))),
     BadStep("moment_missing", lambda optimizer: optimizer.state[last(optimizer)].pop("exp_avg")),
     BadStep("amsgrad_later", set_group(amsgrad=True)),
     BadStep("option_missing", lambda optimizer: optimizer.param_groups[-1].pop("eps")),
@@ -193,13 +191,14 @@ BAD_STEPS = [
     BadStep("lr_too_large", set_group(lr=1e39)),
     BadStep("weight_decay_too_large", set_group(weight_decay=1e39, decoupled_weight_decay=False)),
     BadStep("bias_correction_zero", set_state(step=torch.tensor(-1.0))),
-    BadStep("bias_correction_complex", set_state(step=torch.tensor(-3.0)), warns=True),
+    BadStep("bias_correction_complex", set_state(step=torch.tensor(-3.0))),
     BadStep("bias_correction_overflows", set_state(step=torch.tensor(-1e6))),
-    BadStep("step_of_two", set_state(step=torch.ones(2)), warns=True),
-    BadStep("step_a_float", set_state(step=2.0), warns=True),
+    BadStep("step_of_two", set_state(step=torch.ones(2))),
+    BadStep("step_a_float", set_state(step=2.0)),
 ]
 
 
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")  # where torch itself is asked for its error
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("case", BAD_STEPS, ids=lambda case: case.desc)
 def test_step_fails_as_torch_and_changes_nothing(case, groups):
@@ -211,11 +210,7 @@ def test_step_fails_as_torch_and_changes_nothing(case, groups):
     twins.train(2)
     for optimizer in twins:
         case.spoil(optimizer)
-    if case.warns:
-        with pytest.warns(roundpipe_go.FallbackWarning):
-            twins.assert_equal_errors(lambda optimizer: optimizer.step())
-    else:
-        twins.assert_equal_errors(lambda optimizer: optimizer.step())
+    twins.assert_equal_errors(lambda optimizer: optimizer.step())
 
 
 @CLASSES

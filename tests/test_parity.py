@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 import roundpipe_go
-from cases import BETAS, DIMENSIONS, SERIAL_BELOW, TENSORS, VARIANTS, Case, allowed, pairwise, product
+from cases import BETAS, DIMENSIONS, ROW_ELEMENTS, SERIAL_BELOW, TENSORS, VARIANTS, Case, allowed, pairwise, product
 from oracle import TORCH_CLASS, Twins, assert_equal_bits, randn_like
+from roundpipe_go import FallbackWarning
 
 STEPS = 10
 COMPARED = (1, 2, STEPS)
@@ -52,7 +54,9 @@ torchs = functools.lru_cache(maxsize=1)(functools.partial(train, ours=False))
 
 def assert_parity(case: Case) -> None:
     roundpipe_go.set_num_threads(case.threads)
-    got, want = train(case, ours=True), torchs(case)
+    with pytest.warns(FallbackWarning) if case.falls_back else contextlib.nullcontext():
+        got = train(case, ours=True)
+    want = torchs(case)
     for step, ours, theirs in zip(COMPARED, got, want, strict=True):
         assert list(ours) == list(theirs)
         for key in theirs:
@@ -80,8 +84,9 @@ def test_selection_covers_every_pair_of_choices():
 
 def test_tensors_of_the_threaded_cases_are_enough_for_threads():
     for name in ("lengths", "long", "long_complex"):
-        numel = sum(p.numel() * (2 if p.is_complex() else 1) for p in TENSORS[name]())
-        assert numel > SERIAL_BELOW, f"{name} has {numel} elements"
+        params = TENSORS[name]()
+        numel = sum(p.numel() * (2 if p.is_complex() else 1) for p in params)
+        assert numel > max(SERIAL_BELOW, ROW_ELEMENTS * len(params)), f"{name}: {numel} elements in {len(params)} tensors"
 
 
 def variant_ids(variant) -> str:
@@ -89,12 +94,12 @@ def variant_ids(variant) -> str:
 
 
 def special_params() -> list[Tensor]:
-    """Every special value against every other, 960 elements: whole blocks of torch's vector loop (see the test of zeros)."""
+    """Every special value against every other, 960 elements: whole blocks of torch's vector loop."""
     return [SPECIAL.repeat_interleave(32).requires_grad_()]
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-8])
-@pytest.mark.parametrize("betas", BETAS.values(), ids=BETAS)
+@pytest.mark.parametrize("betas", [betas for name, betas in BETAS.items() if name != "zero"], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_ids)
 def test_special_values(variant, betas, eps, backend):
     """Zeros of both signs, denormals, infinities, NaN, huge and tiny values, in parameters and gradients, over steps."""
@@ -104,9 +109,13 @@ def test_special_values(variant, betas, eps, backend):
         twins.step([torch.cat([SPECIAL, SPECIAL[:2]]).roll(7 * shift).repeat(30)])
 
 
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_ids)
 def test_complex_special_values(variant, backend):
-    """Weight decay is complex arithmetic in torch: an infinite part times the zero imaginary part of the factor is NaN."""
+    """Weight decay is complex arithmetic in torch: an infinite part times the zero imaginary part of the factor is NaN.
+
+    Served or not, the bits are torch's.
+    """
     _, ours, decay, flags = variant
     values = torch.view_as_complex(torch.stack([special_params()[0].detach(), SPECIAL.repeat(32)], dim=1))
     twins = Twins(lambda: [values.clone().requires_grad_()], ours, lr=0.1, **decay, **flags)
@@ -146,11 +155,17 @@ def test_any_bits_in_parallel(variant, backend):
     assert_parity_of_any_bits(variant, SERIAL_BELOW + 4099, steps=2)
 
 
-def test_zeros_in_the_tail_with_beta1_zero(backend):
-    """weight 1 in lerp: the sign of a zero moment depends on the formula, which torch changes for its last elements."""
-    twins = Twins(lambda: [torch.ones(7, requires_grad=True)], roundpipe_go.Adam, betas=(0.0, 0.9))
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+@pytest.mark.parametrize("numel", [7, 16, 39])
+@pytest.mark.parametrize("betas", [(0.0, 0.9), (1e-40, 1e-40), (1e-320, 0.999)], ids=str)
+def test_zeros_where_beta1_is_zero(betas, numel, backend):
+    """Weight 1 in lerp: the sign of a zero moment depends on the formula, which torch changes for its last elements.
+
+    Served or not, the bits are torch's.
+    """
+    twins = Twins(lambda: [torch.ones(numel, requires_grad=True)], roundpipe_go.Adam, betas=betas)
     for grad in (1.0, -0.0, 0.0, -1.0, 0.0, -0.0):
-        twins.step([torch.full((7,), grad)])
+        twins.step([torch.full((numel,), grad)])
 
 
 @pytest.mark.parametrize("step", [0.5, 1000.25, 2.0**24 - 2, 2.0**24, 1e30], ids=str)
@@ -186,8 +201,6 @@ EXTREME_OPTIONS = [
     {"weight_decay": float("inf")},
     {"lr": 1e20, "weight_decay": 1e30},
     {"betas": (1 - 2**-53, 1 - 2**-53)},
-    {"betas": (1e-40, 1e-40)},
-    {"betas": (1e-320, 0.999)},
     {"betas": (0.5 + 2**-26, 0.5 - 2**-26)},
     {"betas": (0.5 - 2**-54, 1 - 2**-30)},
     {"amsgrad": 1, "maximize": 1},
