@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import io
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -94,6 +95,10 @@ class Group:
 
 def _serve(rank: int, store: str, connection: Connection) -> None:
     torch.set_num_threads(1)
+    # As a launcher sets it: engines read it although the group is there. Nobody listens at this address.
+    size = str(WORLD_SIZE)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, WORLD_SIZE),

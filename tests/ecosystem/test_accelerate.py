@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from .training import OPTIONS, both_classes, compare, engine, loss_of, make_batches, make_model, record
+from .training import (
+    OPTIONS,
+    assert_equal_on_all_ranks,
+    both_classes,
+    compare,
+    each_class,
+    engine,
+    loss_of,
+    make_batches,
+    make_model,
+    record,
+)
 
 accelerate = engine("accelerate")
 
@@ -61,3 +73,14 @@ def test_save_and_load_state(name, tmp_path):
         return record(model, optimizer)
 
     compare(train, name, native_steps=STEPS)
+
+
+def in_a_group(optimizer_class):
+    accelerator, model, optimizer, schedule = prepared(optimizer_class, gradient_accumulation_steps=2)
+    assert accelerator.num_processes == dist.get_world_size()
+    fit(accelerator, model, optimizer, schedule, make_batches(2 * STEPS, seed=100 + accelerator.process_index))
+    return record(accelerator.unwrap_model(model), optimizer)
+
+
+def test_two_processes(group):
+    assert_equal_on_all_ranks(group.run(each_class, in_a_group))

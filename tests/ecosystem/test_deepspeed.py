@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch.distributed as dist
 
@@ -18,8 +16,6 @@ def with_zero(optimizer_class, stage, offload, directory):
     """Trains, saves a checkpoint half way and goes on from it in a new engine."""
     # Or the first engine compiles a shared-memory reduction, and keeps it in the cache of the user.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # It reads them even where a process group is there already.
-    os.environ.update(RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK=str(dist.get_rank()))
     config = {
         "train_micro_batch_size_per_gpu": 12,
         "gradient_clipping": 0.5,

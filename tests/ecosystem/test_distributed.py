@@ -99,6 +99,20 @@ def test_fsdp2(group, policy):
     assert_equal_on_all_ranks(group.run(each_class, with_fsdp2, policy))
 
 
+def with_replaced_parameters(optimizer_class):
+    """Trainers make the optimizer first and put the sharded parameters into its groups afterwards."""
+    model = make_model()
+    optimizer = optimizer_class(model.parameters(), **OPTIONS)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    fit(model, optimizer)
+    return local([model.state_dict(), optimizer.state_dict()])
+
+
+def test_parameters_are_replaced_by_shards(group):
+    assert_equal_on_all_ranks(group.run(each_class, with_replaced_parameters))
+
+
 def with_fsdp1(optimizer_class, original):
     model = FullyShardedDataParallel(make_model(), use_orig_params=original, device_id=torch.device("cpu"))
     optimizer = optimizer_class(model.parameters(), **OPTIONS)
