@@ -215,6 +215,19 @@ def test_extreme_options(options, ours, backend):
     twins.train(3)
 
 
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+def test_scalar_parameters_under_a_float64_lr(backend):
+    """torch multiplies two 0-dim tensors in the wider dtype: the decay of such a parameter is not narrowed to float32 first.
+
+    Served or not, the bits are torch's.
+    """
+    generator = torch.Generator().manual_seed(8)
+    values = torch.randn(200, generator=generator)
+    lr = torch.tensor(1e-3, dtype=torch.float64)
+    twins = Twins(lambda: [value.clone().requires_grad_() for value in values], lr=lr, weight_decay=0.03)
+    twins.train(2)
+
+
 def test_counters_that_differ_within_a_group(backend):
     """Each distinct count has constants of its own."""
     twins = Twins(lambda: [torch.full((33,), float(i), requires_grad=True) for i in range(5)], roundpipe_go.Adam)
