@@ -25,7 +25,7 @@ type Config struct {
 	Backend    kernel.Backend
 	Arithmetic kernel.Arithmetic
 	SquareRoot kernel.SquareRoot
-	// Library is the square root of kernel.Library. It also stands in where kernel.Goldschmidt cannot run.
+	// Library is the square root of kernel.Library. It also stands in where an estimated one cannot run.
 	Library kernel.LibrarySquareRoot
 }
 
@@ -101,10 +101,11 @@ func newSteppers(groups []Group, config Config, mxcsr uint32) ([]stepper, error)
 	return steppers, nil
 }
 
-// squareRoot replaces Goldschmidt by the library function it reproduces where the formula does not hold: without RSQRTPS,
-// and when small intermediate results would be flushed to zero or rounded another way, of which the library takes no notice.
+// squareRoot replaces an estimated square root by the library function it reproduces where the formula does not hold: on a
+// backend without the estimate, and when small intermediate results would be flushed to zero or rounded another way, of which
+// the library takes no notice.
 func (c Config) squareRoot(mxcsr uint32) kernel.SquareRoot {
-	if c.SquareRoot == kernel.Goldschmidt && (c.Backend == kernel.Generic || mxcsr != kernel.NearestNoFlush) {
+	if c.SquareRoot.Estimated() && (!c.Backend.Has(c.SquareRoot) || mxcsr != kernel.NearestNoFlush) {
 		return kernel.Library
 	}
 	return c.SquareRoot

@@ -90,8 +90,8 @@ func TestRefusedStepChangesNothing(t *testing.T) {
 			"goadam: group 1: unknown decay 3", false},
 		{"unknown arithmetic", false, func(_ []Param, _ []Group, config *Config) { config.Arithmetic = 2 },
 			"goadam: unknown arithmetic 2 or square root 0", false},
-		{"unknown square root", false, func(_ []Param, _ []Group, config *Config) { config.SquareRoot = 3 },
-			"goadam: unknown arithmetic 0 or square root 3", false},
+		{"unknown square root", false, func(_ []Param, _ []Group, config *Config) { config.SquareRoot = kernel.Library + 1 },
+			"goadam: unknown arithmetic 0 or square root 4", false},
 		{"no library", false, func(_ []Param, _ []Group, config *Config) { config.SquareRoot = kernel.Library },
 			"goadam: group 0: kernel: square root library needs a function", false},
 	}
@@ -149,7 +149,7 @@ func TestCountersTakeTheGroupsStep(t *testing.T) {
 	}
 }
 
-func TestGoldschmidtGivesWayToTheLibrary(t *testing.T) {
+func TestEstimateGivesWayToTheLibrary(t *testing.T) {
 	const flush = kernel.NearestNoFlush | kernel.FlushMask
 	for _, c := range []struct {
 		backend    kernel.Backend
@@ -162,6 +162,9 @@ func TestGoldschmidtGivesWayToTheLibrary(t *testing.T) {
 		{kernel.Generic, kernel.NearestNoFlush, kernel.Goldschmidt, kernel.Library},
 		{kernel.AVX2, flush, kernel.Goldschmidt, kernel.Library},
 		{kernel.AVX2, 0x3F80, kernel.Goldschmidt, kernel.Library}, // rounding down
+		{kernel.AVX512, kernel.NearestNoFlush, kernel.Newton, kernel.Newton},
+		{kernel.AVX512, flush, kernel.Newton, kernel.Library},
+		{kernel.AVX2, kernel.NearestNoFlush, kernel.Newton, kernel.Library},
 		{kernel.AVX2, flush, kernel.IEEE, kernel.IEEE},
 		{kernel.Generic, kernel.NearestNoFlush, kernel.IEEE, kernel.IEEE},
 	} {

@@ -244,6 +244,126 @@ func adamAVX512_decoupled_amsgrad_plain_goldschmidt(span Span, s *Scalars)
 //go:noescape
 func adamAVX512_decoupled_amsgrad_maximize_plain_goldschmidt(span Span, s *Scalars)
 
+// adamAVX512_none_fma_newton is the update none/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_none_maximize_fma_newton is the update none_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_maximize_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_none_amsgrad_fma_newton is the update none_amsgrad/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_amsgrad_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_none_amsgrad_maximize_fma_newton is the update none_amsgrad_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_amsgrad_maximize_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_fma_newton is the update l2/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_maximize_fma_newton is the update l2_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_maximize_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_amsgrad_fma_newton is the update l2_amsgrad/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_amsgrad_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_amsgrad_maximize_fma_newton is the update l2_amsgrad_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_amsgrad_maximize_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_fma_newton is the update decoupled/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_maximize_fma_newton is the update decoupled_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_maximize_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_amsgrad_fma_newton is the update decoupled_amsgrad/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_amsgrad_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_amsgrad_maximize_fma_newton is the update decoupled_amsgrad_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_amsgrad_maximize_fma_newton(span Span, s *Scalars)
+
+// adamAVX512_none_plain_newton is the update none/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_none_maximize_plain_newton is the update none_maximize/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_maximize_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_none_amsgrad_plain_newton is the update none_amsgrad/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_amsgrad_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_none_amsgrad_maximize_plain_newton is the update none_amsgrad_maximize/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_none_amsgrad_maximize_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_plain_newton is the update l2/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_maximize_plain_newton is the update l2_maximize/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_maximize_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_amsgrad_plain_newton is the update l2_amsgrad/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_amsgrad_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_l2_amsgrad_maximize_plain_newton is the update l2_amsgrad_maximize/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_l2_amsgrad_maximize_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_plain_newton is the update decoupled/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_maximize_plain_newton is the update decoupled_maximize/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_maximize_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_amsgrad_plain_newton is the update decoupled_amsgrad/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_amsgrad_plain_newton(span Span, s *Scalars)
+
+// adamAVX512_decoupled_amsgrad_maximize_plain_newton is the update decoupled_amsgrad_maximize/plain/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_decoupled_amsgrad_maximize_plain_newton(span Span, s *Scalars)
+
 // adamAVX512_none_fma_moments is the stage before a library's square root. It works like generic.moments.
 //
 //go:noescape
@@ -348,3 +468,13 @@ func sqrtAVX512_goldschmidt(y []float32, x []float32, mxcsr uint32)
 //
 //go:noescape
 func sqrtAVX512_estimate(y []float32, x []float32, mxcsr uint32)
+
+// sqrtAVX512_newton sets y[i] = sqrt(x[i]).
+//
+//go:noescape
+func sqrtAVX512_newton(y []float32, x []float32, mxcsr uint32)
+
+// sqrtAVX512_estimate14 sets y[i] to the CPU's estimate of 1/sqrt(x[i]).
+//
+//go:noescape
+func sqrtAVX512_estimate14(y []float32, x []float32, mxcsr uint32)

@@ -7542,6 +7542,4840 @@ done:
 	VZEROUPPER
 	RET
 
+// func adamAVX512_none_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS 16(DI), Z2
+	VBROADCASTSS 20(DI), Z6
+	VBROADCASTSS 24(DI), Z7
+	VBROADCASTSS half<>+0(SB), Z8
+	VBROADCASTSS smallestNewton<>+0(SB), Z9
+	VBROADCASTSS newtonCount<>+0(SB), Z10
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z11
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z4
+	VFMADD231PS Z13, Z3, Z4
+	VMOVUPS     Z4, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z12
+	VMULPS      Z0, Z12, Z12
+	VMULPS      Z1, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z11
+	VMULPS     Z11, Z12, Z13
+	VMULPS     Z8, Z11, Z14
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z11
+	VFNMADD231PS Z13, Z13, Z11
+	VFMADD231PS  Z14, Z11, Z13
+	VPSUBD       Z9, Z12, Z11
+	VPCMPUD      $0x05, Z10, Z11, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z11
+	VBROADCASTSS scaleUp<>+0(SB), Z14
+	VMULPS       Z14, Z12, Z14
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z8, Z15, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z15, Z14, Z16
+	VMULPS       Z11, Z16, K2, Z13
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z11
+	VPSUBD       Z11, Z12, Z11
+	VBROADCASTSS positiveFinite<>+0(SB), Z14
+	VPCMPUD      $0x05, Z14, Z11, K2
+	VSQRTPS      Z12, K2, Z13
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z2, Z13, Z11
+	VADDPS  Z6, Z11, Z11
+	VMOVUPS (AX)(DI*4), Z12
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z4, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z11
+	VSUBPS      Z11, Z4, Z12
+	VBLENDMPS   Z4, Z11, K1, Z5
+	VFMADD231PS Z12, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z8, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z9, Z0, Z1
+	VPCMPUD      $0x05, Z10, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z9
+	VMULPS     Z9, Z4, Z10
+	VMULPS     Z8, Z9, Z8
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z8, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z2, Z3, Z0
+	VADDPS    Z6, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA smallestNewton<>+0(SB)/4, $0x0c800000
+GLOBL smallestNewton<>(SB), RODATA|NOPTR, $4
+
+DATA newtonCount<>+0(SB)/4, $0x73000000
+GLOBL newtonCount<>(SB), RODATA|NOPTR, $4
+
+DATA scaleDown<>+0(SB)/4, $0x2f800000
+GLOBL scaleDown<>(SB), RODATA|NOPTR, $4
+
+DATA scaleUp<>+0(SB)/4, $0x5f800000
+GLOBL scaleUp<>(SB), RODATA|NOPTR, $4
+
+DATA smallest<>+0(SB)/4, $0x00000001
+GLOBL smallest<>(SB), RODATA|NOPTR, $4
+
+DATA positiveFinite<>+0(SB)/4, $0x7f7fffff
+GLOBL positiveFinite<>(SB), RODATA|NOPTR, $4
+
+// func adamAVX512_none_maximize_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS 16(DI), Z3
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z12
+
+	// grad = -grad
+	VPXORD Z0, Z12, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z9, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z10, Z13, Z12
+	VPCMPUD      $0x05, Z11, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_none_amsgrad_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_amsgrad_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS 16(R8), Z2
+	VBROADCASTSS 20(R8), Z6
+	VBROADCASTSS 24(R8), Z7
+	VBROADCASTSS half<>+0(SB), Z8
+	VBROADCASTSS smallestNewton<>+0(SB), Z9
+	VBROADCASTSS newtonCount<>+0(SB), Z10
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z11
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z4
+	VFMADD231PS Z13, Z3, Z4
+	VMOVUPS     Z4, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z12
+	VMULPS      Z0, Z12, Z12
+	VMULPS      Z1, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z11
+	VCMPPS     $0x03, Z12, Z11, K2
+	VMAXPS     Z12, Z11, Z11
+	VPTERNLOGD $0xff, Z11, Z11, K2, Z11
+	VMOVUPS    Z11, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z11, Z12
+	VMULPS     Z12, Z11, Z13
+	VMULPS     Z8, Z12, Z14
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z11, Z12
+	VFNMADD231PS Z13, Z13, Z12
+	VFMADD231PS  Z14, Z12, Z13
+	VPSUBD       Z9, Z11, Z12
+	VPCMPUD      $0x05, Z10, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z14
+	VMULPS       Z14, Z11, Z14
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z8, Z15, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z15, Z14, Z16
+	VMULPS       Z12, Z16, K2, Z13
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z11, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z14
+	VPCMPUD      $0x05, Z14, Z12, K2
+	VSQRTPS      Z11, K2, Z13
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z2, Z13, Z11
+	VADDPS  Z6, Z11, Z11
+	VMOVUPS (AX)(R8*4), Z12
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z4, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z11
+	VSUBPS      Z11, Z4, Z12
+	VBLENDMPS   Z4, Z11, K1, Z5
+	VFMADD231PS Z12, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z8, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z9, Z0, Z1
+	VPCMPUD      $0x05, Z10, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z9
+	VMULPS     Z9, Z4, Z10
+	VMULPS     Z8, Z9, Z8
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z8, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z2, Z3, Z0
+	VADDPS    Z6, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_none_amsgrad_maximize_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 16(R8), Z3
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z12
+
+	// grad = -grad
+	VPXORD Z0, Z12, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z9, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z10, Z12, Z13
+	VPCMPUD      $0x05, Z11, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS (DI), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS 16(DI), Z3
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z12
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Z13
+	VFMADD231PS Z0, Z13, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z9, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z10, Z13, Z12
+	VPCMPUD      $0x05, Z11, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(DI*4), K2, Z12
+	VFMADD231PS Z0, Z12, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_maximize_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (DI), Z1
+	VBROADCASTSS 4(DI), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(DI), Z2
+	VBROADCASTSS 12(DI), Z3
+	VBROADCASTSS 16(DI), Z4
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Z14
+	VFMADD231PS Z1, Z14, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z6
+	VFMADD231PS Z15, Z5, Z6
+	VMOVUPS     Z6, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z14
+	VMULPS      Z2, Z14, Z14
+	VMULPS      Z3, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z13
+	VMULPS     Z13, Z14, Z15
+	VMULPS     Z10, Z13, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z13
+	VFNMADD231PS Z15, Z15, Z13
+	VFMADD231PS  Z16, Z13, Z15
+	VPSUBD       Z11, Z14, Z13
+	VPCMPUD      $0x05, Z12, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z14, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z13, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z14, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z13, K2
+	VSQRTPS      Z14, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z4, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(DI*4), Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(DI*4), K2, Z0
+	VFMADD231PS Z1, Z0, Z6
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z6, Z1
+	VBLENDMPS   Z6, Z0, K1, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z2, Z0, Z0
+	VMULPS      Z3, Z6, Z1
+	VFMADD231PS Z6, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z3, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z3
+	VMULPS       Z3, Z0, Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z5
+	VMULPS     Z5, Z3, Z6
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z3
+	VFNMADD231PS Z6, Z6, Z3
+	VFMADD231PS  Z5, Z3, Z6
+	VMULPS       Z1, Z6, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z4, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_amsgrad_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_amsgrad_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS (R8), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 16(R8), Z3
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z12
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Z13
+	VFMADD231PS Z0, Z13, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z9, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z10, Z12, Z13
+	VPCMPUD      $0x05, Z11, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(R8*4), K2, Z12
+	VFMADD231PS Z0, Z12, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_amsgrad_maximize_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (R8), Z1
+	VBROADCASTSS 4(R8), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 12(R8), Z3
+	VBROADCASTSS 16(R8), Z4
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Z14
+	VFMADD231PS Z1, Z14, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z6
+	VFMADD231PS Z15, Z5, Z6
+	VMOVUPS     Z6, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z14
+	VMULPS      Z2, Z14, Z14
+	VMULPS      Z3, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z10, Z14, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z11, Z13, Z14
+	VPCMPUD      $0x05, Z12, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z4, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(R8*4), Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(R8*4), K2, Z0
+	VFMADD231PS Z1, Z0, Z6
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z6, Z1
+	VBLENDMPS   Z6, Z0, K1, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z2, Z0, Z0
+	VMULPS      Z3, Z6, Z1
+	VFMADD231PS Z6, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z3, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z3
+	VMULPS       Z3, Z0, Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z5
+	VMULPS     Z5, Z3, Z6
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z3
+	VFNMADD231PS Z6, Z6, Z3
+	VFMADD231PS  Z5, Z3, Z6
+	VMULPS       Z1, Z6, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z4, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS (DI), Z2
+	VBROADCASTSS 16(DI), Z6
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z4
+	VFMADD231PS Z14, Z3, Z4
+	VMOVUPS     Z4, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z13
+	VMULPS      Z0, Z13, Z13
+	VMULPS      Z1, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z9, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z10, Z13, Z12
+	VPCMPUD      $0x05, Z11, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z6, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param*decay
+	VMULPS Z2, Z13, Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z12
+	VSUBPS      Z12, Z4, Z13
+	VBLENDMPS   Z4, Z12, K1, Z5
+	VFMADD231PS Z13, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z10
+	VMULPS     Z10, Z4, Z11
+	VMULPS     Z9, Z10, Z9
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z9, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z6, Z3, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z2, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_maximize_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS (DI), Z3
+	VBROADCASTSS 16(DI), Z7
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z14
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z13
+	VMULPS     Z13, Z14, Z15
+	VMULPS     Z10, Z13, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z13
+	VFNMADD231PS Z15, Z15, Z13
+	VFMADD231PS  Z16, Z13, Z15
+	VPSUBD       Z11, Z14, Z13
+	VPCMPUD      $0x05, Z12, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z14, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z13, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z14, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z13, K2
+	VSQRTPS      Z14, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z7, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(DI*4), Z14
+
+	// param = param*decay
+	VMULPS Z3, Z14, Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z13
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z13, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z11
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z5, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z7, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z3, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_amsgrad_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_amsgrad_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS (R8), Z2
+	VBROADCASTSS 16(R8), Z6
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z4
+	VFMADD231PS Z14, Z3, Z4
+	VMOVUPS     Z4, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z13
+	VMULPS      Z0, Z13, Z13
+	VMULPS      Z1, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z9, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z10, Z12, Z13
+	VPCMPUD      $0x05, Z11, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z6, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param*decay
+	VMULPS Z2, Z13, Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z12
+	VSUBPS      Z12, Z4, Z13
+	VBLENDMPS   Z4, Z12, K1, Z5
+	VFMADD231PS Z13, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z10
+	VMULPS     Z10, Z4, Z11
+	VMULPS     Z9, Z10, Z9
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z9, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z6, Z3, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z2, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_amsgrad_maximize_fma_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS (R8), Z3
+	VBROADCASTSS 16(R8), Z7
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z14
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z10, Z14, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z11, Z13, Z14
+	VPCMPUD      $0x05, Z12, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z7, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(R8*4), Z14
+
+	// param = param*decay
+	VMULPS Z3, Z14, Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z13
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z13, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z11
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z5, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z7, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z3, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_none_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS 16(DI), Z2
+	VBROADCASTSS 20(DI), Z6
+	VBROADCASTSS 24(DI), Z7
+	VBROADCASTSS half<>+0(SB), Z8
+	VBROADCASTSS smallestNewton<>+0(SB), Z9
+	VBROADCASTSS newtonCount<>+0(SB), Z10
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z11
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(DI*4), Z12
+	VSUBPS    Z12, Z11, Z13
+	VBLENDMPS Z11, Z12, K1, Z4
+	VMULPS    Z13, Z3, Z12
+	VADDPS    Z12, Z4, Z4
+	VMOVUPS   Z4, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(DI*4), Z12
+	VMULPS  Z0, Z12, Z12
+	VMULPS  Z1, Z11, Z13
+	VMULPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z12
+	VMOVUPS Z12, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z11
+	VMULPS     Z11, Z12, Z13
+	VMULPS     Z8, Z11, Z14
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z11
+	VFNMADD231PS Z13, Z13, Z11
+	VFMADD231PS  Z14, Z11, Z13
+	VPSUBD       Z9, Z12, Z11
+	VPCMPUD      $0x05, Z10, Z11, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z11
+	VBROADCASTSS scaleUp<>+0(SB), Z14
+	VMULPS       Z14, Z12, Z14
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z8, Z15, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z15, Z14, Z16
+	VMULPS       Z11, Z16, K2, Z13
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z11
+	VPSUBD       Z11, Z12, Z11
+	VBROADCASTSS positiveFinite<>+0(SB), Z14
+	VPCMPUD      $0x05, Z14, Z11, K2
+	VSQRTPS      Z12, K2, Z13
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z2, Z13, Z11
+	VADDPS  Z6, Z11, Z11
+	VMOVUPS (AX)(DI*4), Z12
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z4, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(DI*4), K2, Z11
+	VSUBPS    Z11, Z4, Z12
+	VBLENDMPS Z4, Z11, K1, Z5
+	VMULPS    Z12, Z3, Z3
+	VADDPS    Z3, Z5, Z5
+	VMOVUPS   Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(DI*4), K2, Z3
+	VMULPS    Z0, Z3, Z0
+	VMULPS    Z1, Z4, Z1
+	VMULPS    Z4, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z8, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z9, Z0, Z1
+	VPCMPUD      $0x05, Z10, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z9
+	VMULPS     Z9, Z4, Z10
+	VMULPS     Z8, Z9, Z8
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z8, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z2, Z3, Z0
+	VADDPS    Z6, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_none_maximize_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_maximize_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS 16(DI), Z3
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z12
+
+	// grad = -grad
+	VPXORD Z0, Z12, Z12
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(DI*4), Z13
+	VSUBPS    Z13, Z12, Z14
+	VBLENDMPS Z12, Z13, K1, Z5
+	VMULPS    Z14, Z4, Z13
+	VADDPS    Z13, Z5, Z5
+	VMOVUPS   Z5, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(DI*4), Z13
+	VMULPS  Z1, Z13, Z13
+	VMULPS  Z2, Z12, Z14
+	VMULPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z13
+	VMOVUPS Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z9, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z10, Z13, Z12
+	VPCMPUD      $0x05, Z11, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(DI*4), K2, Z0
+	VSUBPS    Z0, Z5, Z12
+	VBLENDMPS Z5, Z0, K1, Z6
+	VMULPS    Z12, Z4, Z0
+	VADDPS    Z0, Z6, Z6
+	VMOVUPS   Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(DI*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VMULPS    Z2, Z5, Z1
+	VMULPS    Z5, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_none_amsgrad_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_amsgrad_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS 16(R8), Z2
+	VBROADCASTSS 20(R8), Z6
+	VBROADCASTSS 24(R8), Z7
+	VBROADCASTSS half<>+0(SB), Z8
+	VBROADCASTSS smallestNewton<>+0(SB), Z9
+	VBROADCASTSS newtonCount<>+0(SB), Z10
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z11
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(R8*4), Z12
+	VSUBPS    Z12, Z11, Z13
+	VBLENDMPS Z11, Z12, K1, Z4
+	VMULPS    Z13, Z3, Z12
+	VADDPS    Z12, Z4, Z4
+	VMOVUPS   Z4, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(R8*4), Z12
+	VMULPS  Z0, Z12, Z12
+	VMULPS  Z1, Z11, Z13
+	VMULPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z12
+	VMOVUPS Z12, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z11
+	VCMPPS     $0x03, Z12, Z11, K2
+	VMAXPS     Z12, Z11, Z11
+	VPTERNLOGD $0xff, Z11, Z11, K2, Z11
+	VMOVUPS    Z11, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z11, Z12
+	VMULPS     Z12, Z11, Z13
+	VMULPS     Z8, Z12, Z14
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z11, Z12
+	VFNMADD231PS Z13, Z13, Z12
+	VFMADD231PS  Z14, Z12, Z13
+	VPSUBD       Z9, Z11, Z12
+	VPCMPUD      $0x05, Z10, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z14
+	VMULPS       Z14, Z11, Z14
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z8, Z15, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z15, Z14, Z16
+	VMULPS       Z12, Z16, K2, Z13
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z11, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z14
+	VPCMPUD      $0x05, Z14, Z12, K2
+	VSQRTPS      Z11, K2, Z13
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z2, Z13, Z11
+	VADDPS  Z6, Z11, Z11
+	VMOVUPS (AX)(R8*4), Z12
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z4, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(R8*4), K2, Z11
+	VSUBPS    Z11, Z4, Z12
+	VBLENDMPS Z4, Z11, K1, Z5
+	VMULPS    Z12, Z3, Z3
+	VADDPS    Z3, Z5, Z5
+	VMOVUPS   Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(R8*4), K2, Z3
+	VMULPS    Z0, Z3, Z0
+	VMULPS    Z1, Z4, Z1
+	VMULPS    Z4, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z8, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z9, Z0, Z1
+	VPCMPUD      $0x05, Z10, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z9
+	VMULPS     Z9, Z4, Z10
+	VMULPS     Z8, Z9, Z8
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z8, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z2, Z3, Z0
+	VADDPS    Z6, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_none_amsgrad_maximize_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_none_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 16(R8), Z3
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z12
+
+	// grad = -grad
+	VPXORD Z0, Z12, Z12
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(R8*4), Z13
+	VSUBPS    Z13, Z12, Z14
+	VBLENDMPS Z12, Z13, K1, Z5
+	VMULPS    Z14, Z4, Z13
+	VADDPS    Z13, Z5, Z5
+	VMOVUPS   Z5, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(R8*4), Z13
+	VMULPS  Z1, Z13, Z13
+	VMULPS  Z2, Z12, Z14
+	VMULPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z13
+	VMOVUPS Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z9, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z10, Z12, Z13
+	VPCMPUD      $0x05, Z11, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(R8*4), K2, Z0
+	VSUBPS    Z0, Z5, Z12
+	VBLENDMPS Z5, Z0, K1, Z6
+	VMULPS    Z12, Z4, Z0
+	VADDPS    Z0, Z6, Z6
+	VMOVUPS   Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(R8*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VMULPS    Z2, Z5, Z1
+	VMULPS    Z5, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS (DI), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS 16(DI), Z3
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z12
+
+	// grad = param*decay + grad
+	VMOVUPS (AX)(DI*4), Z13
+	VMULPS  Z0, Z13, Z13
+	VADDPS  Z13, Z12, Z12
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(DI*4), Z13
+	VSUBPS    Z13, Z12, Z14
+	VBLENDMPS Z12, Z13, K1, Z5
+	VMULPS    Z14, Z4, Z13
+	VADDPS    Z13, Z5, Z5
+	VMOVUPS   Z5, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(DI*4), Z13
+	VMULPS  Z1, Z13, Z13
+	VMULPS  Z2, Z12, Z14
+	VMULPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z13
+	VMOVUPS Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z9, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z10, Z13, Z12
+	VPCMPUD      $0x05, Z11, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = param*decay + grad
+	VMOVUPS.Z (AX)(DI*4), K2, Z12
+	VMULPS    Z0, Z12, Z0
+	VADDPS    Z0, Z5, Z5
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(DI*4), K2, Z0
+	VSUBPS    Z0, Z5, Z12
+	VBLENDMPS Z5, Z0, K1, Z6
+	VMULPS    Z12, Z4, Z0
+	VADDPS    Z0, Z6, Z6
+	VMOVUPS   Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(DI*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VMULPS    Z2, Z5, Z1
+	VMULPS    Z5, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_maximize_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_maximize_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (DI), Z1
+	VBROADCASTSS 4(DI), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(DI), Z2
+	VBROADCASTSS 12(DI), Z3
+	VBROADCASTSS 16(DI), Z4
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// grad = param*decay + grad
+	VMOVUPS (AX)(DI*4), Z14
+	VMULPS  Z1, Z14, Z14
+	VADDPS  Z14, Z13, Z13
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(DI*4), Z14
+	VSUBPS    Z14, Z13, Z15
+	VBLENDMPS Z13, Z14, K1, Z6
+	VMULPS    Z15, Z5, Z14
+	VADDPS    Z14, Z6, Z6
+	VMOVUPS   Z6, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(DI*4), Z14
+	VMULPS  Z2, Z14, Z14
+	VMULPS  Z3, Z13, Z15
+	VMULPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z14
+	VMOVUPS Z14, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z13
+	VMULPS     Z13, Z14, Z15
+	VMULPS     Z10, Z13, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z13
+	VFNMADD231PS Z15, Z15, Z13
+	VFMADD231PS  Z16, Z13, Z15
+	VPSUBD       Z11, Z14, Z13
+	VPCMPUD      $0x05, Z12, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z14, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z13, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z14, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z13, K2
+	VSQRTPS      Z14, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z4, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(DI*4), Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = param*decay + grad
+	VMOVUPS.Z (AX)(DI*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VADDPS    Z0, Z6, Z6
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(DI*4), K2, Z0
+	VSUBPS    Z0, Z6, Z1
+	VBLENDMPS Z6, Z0, K1, Z7
+	VMULPS    Z1, Z5, Z0
+	VADDPS    Z0, Z7, Z7
+	VMOVUPS   Z7, K2, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(DI*4), K2, Z0
+	VMULPS    Z2, Z0, Z0
+	VMULPS    Z3, Z6, Z1
+	VMULPS    Z6, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z3, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z3
+	VMULPS       Z3, Z0, Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z5
+	VMULPS     Z5, Z3, Z6
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z3
+	VFNMADD231PS Z6, Z6, Z3
+	VFMADD231PS  Z5, Z3, Z6
+	VMULPS       Z1, Z6, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z4, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_amsgrad_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_amsgrad_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS (R8), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 16(R8), Z3
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z12
+
+	// grad = param*decay + grad
+	VMOVUPS (AX)(R8*4), Z13
+	VMULPS  Z0, Z13, Z13
+	VADDPS  Z13, Z12, Z12
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(R8*4), Z13
+	VSUBPS    Z13, Z12, Z14
+	VBLENDMPS Z12, Z13, K1, Z5
+	VMULPS    Z14, Z4, Z13
+	VADDPS    Z13, Z5, Z5
+	VMOVUPS   Z5, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(R8*4), Z13
+	VMULPS  Z1, Z13, Z13
+	VMULPS  Z2, Z12, Z14
+	VMULPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z13
+	VMOVUPS Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z9, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z10, Z12, Z13
+	VPCMPUD      $0x05, Z11, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = param*decay + grad
+	VMOVUPS.Z (AX)(R8*4), K2, Z12
+	VMULPS    Z0, Z12, Z0
+	VADDPS    Z0, Z5, Z5
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(R8*4), K2, Z0
+	VSUBPS    Z0, Z5, Z12
+	VBLENDMPS Z5, Z0, K1, Z6
+	VMULPS    Z12, Z4, Z0
+	VADDPS    Z0, Z6, Z6
+	VMOVUPS   Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(R8*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VMULPS    Z2, Z5, Z1
+	VMULPS    Z5, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z10
+	VMULPS     Z9, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z10, Z10, Z4
+	VFMADD231PS  Z5, Z4, Z10
+	VMULPS       Z1, Z10, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z2, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_l2_amsgrad_maximize_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_l2_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (R8), Z1
+	VBROADCASTSS 4(R8), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 12(R8), Z3
+	VBROADCASTSS 16(R8), Z4
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// grad = param*decay + grad
+	VMOVUPS (AX)(R8*4), Z14
+	VMULPS  Z1, Z14, Z14
+	VADDPS  Z14, Z13, Z13
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(R8*4), Z14
+	VSUBPS    Z14, Z13, Z15
+	VBLENDMPS Z13, Z14, K1, Z6
+	VMULPS    Z15, Z5, Z14
+	VADDPS    Z14, Z6, Z6
+	VMOVUPS   Z6, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(R8*4), Z14
+	VMULPS  Z2, Z14, Z14
+	VMULPS  Z3, Z13, Z15
+	VMULPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z14
+	VMOVUPS Z14, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z10, Z14, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z11, Z13, Z14
+	VPCMPUD      $0x05, Z12, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z4, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(R8*4), Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = param*decay + grad
+	VMOVUPS.Z (AX)(R8*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VADDPS    Z0, Z6, Z6
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(R8*4), K2, Z0
+	VSUBPS    Z0, Z6, Z1
+	VBLENDMPS Z6, Z0, K1, Z7
+	VMULPS    Z1, Z5, Z0
+	VADDPS    Z0, Z7, Z7
+	VMOVUPS   Z7, K2, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(R8*4), K2, Z0
+	VMULPS    Z2, Z0, Z0
+	VMULPS    Z3, Z6, Z1
+	VMULPS    Z6, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z3, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z3
+	VMULPS       Z3, Z0, Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z5
+	VMULPS     Z5, Z3, Z6
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z3
+	VFNMADD231PS Z6, Z6, Z3
+	VFMADD231PS  Z5, Z3, Z6
+	VMULPS       Z1, Z6, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z4, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS (DI), Z2
+	VBROADCASTSS 16(DI), Z6
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z12
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(DI*4), Z13
+	VSUBPS    Z13, Z12, Z14
+	VBLENDMPS Z12, Z13, K1, Z4
+	VMULPS    Z14, Z3, Z13
+	VADDPS    Z13, Z4, Z4
+	VMOVUPS   Z4, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(DI*4), Z13
+	VMULPS  Z0, Z13, Z13
+	VMULPS  Z1, Z12, Z14
+	VMULPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z13
+	VMOVUPS Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z9, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z10, Z13, Z12
+	VPCMPUD      $0x05, Z11, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z6, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param*decay
+	VMULPS Z2, Z13, Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(DI*4), K2, Z12
+	VSUBPS    Z12, Z4, Z13
+	VBLENDMPS Z4, Z12, K1, Z5
+	VMULPS    Z13, Z3, Z3
+	VADDPS    Z3, Z5, Z5
+	VMOVUPS   Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(DI*4), K2, Z3
+	VMULPS    Z0, Z3, Z0
+	VMULPS    Z1, Z4, Z1
+	VMULPS    Z4, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z10
+	VMULPS     Z10, Z4, Z11
+	VMULPS     Z9, Z10, Z9
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z9, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z6, Z3, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z2, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_maximize_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_maximize_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS (DI), Z3
+	VBROADCASTSS 16(DI), Z7
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ    DI, R8
+	JGT     tail
+	VMOVUPS (CX)(DI*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(DI*4), Z14
+	VSUBPS    Z14, Z13, Z15
+	VBLENDMPS Z13, Z14, K1, Z5
+	VMULPS    Z15, Z4, Z14
+	VADDPS    Z14, Z5, Z5
+	VMOVUPS   Z5, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(DI*4), Z14
+	VMULPS  Z1, Z14, Z14
+	VMULPS  Z2, Z13, Z15
+	VMULPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z14
+	VMOVUPS Z14, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z13
+	VMULPS     Z13, Z14, Z15
+	VMULPS     Z10, Z13, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z13
+	VFNMADD231PS Z15, Z15, Z13
+	VFMADD231PS  Z16, Z13, Z15
+	VPSUBD       Z11, Z14, Z13
+	VPCMPUD      $0x05, Z12, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z14, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z13, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z14, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z13, K2
+	VSQRTPS      Z14, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z7, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(DI*4), Z14
+
+	// param = param*decay
+	VMULPS Z3, Z14, Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(DI*4), K2, Z0
+	VSUBPS    Z0, Z5, Z13
+	VBLENDMPS Z5, Z0, K1, Z6
+	VMULPS    Z13, Z4, Z0
+	VADDPS    Z0, Z6, Z6
+	VMOVUPS   Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(DI*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VMULPS    Z2, Z5, Z1
+	VMULPS    Z5, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z11
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z5, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z7, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z3, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_amsgrad_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_amsgrad_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS (R8), Z2
+	VBROADCASTSS 16(R8), Z6
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS half<>+0(SB), Z9
+	VBROADCASTSS smallestNewton<>+0(SB), Z10
+	VBROADCASTSS newtonCount<>+0(SB), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z12
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(R8*4), Z13
+	VSUBPS    Z13, Z12, Z14
+	VBLENDMPS Z12, Z13, K1, Z4
+	VMULPS    Z14, Z3, Z13
+	VADDPS    Z13, Z4, Z4
+	VMOVUPS   Z4, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(R8*4), Z13
+	VMULPS  Z0, Z13, Z13
+	VMULPS  Z1, Z12, Z14
+	VMULPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z13
+	VMOVUPS Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z9, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z10, Z12, Z13
+	VPCMPUD      $0x05, Z11, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z9, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z6, Z14, Z12
+	VADDPS  Z7, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param*decay
+	VMULPS Z2, Z13, Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(R8*4), K2, Z12
+	VSUBPS    Z12, Z4, Z13
+	VBLENDMPS Z4, Z12, K1, Z5
+	VMULPS    Z13, Z3, Z3
+	VADDPS    Z3, Z5, Z5
+	VMOVUPS   Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(R8*4), K2, Z3
+	VMULPS    Z0, Z3, Z0
+	VMULPS    Z1, Z4, Z1
+	VMULPS    Z4, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z9, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z10, Z0, Z1
+	VPCMPUD      $0x05, Z11, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z10
+	VMULPS     Z10, Z4, Z11
+	VMULPS     Z9, Z10, Z9
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z9, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z6, Z3, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z2, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_decoupled_amsgrad_maximize_plain_newton(span Span, s *Scalars)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamAVX512_decoupled_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     28(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS (R8), Z3
+	VBROADCASTSS 16(R8), Z7
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
+	VBROADCASTSS half<>+0(SB), Z10
+	VBROADCASTSS smallestNewton<>+0(SB), Z11
+	VBROADCASTSS newtonCount<>+0(SB), Z12
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ    R8, R9
+	JGT     tail
+	VMOVUPS (CX)(R8*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS   (DX)(R8*4), Z14
+	VSUBPS    Z14, Z13, Z15
+	VBLENDMPS Z13, Z14, K1, Z5
+	VMULPS    Z15, Z4, Z14
+	VADDPS    Z14, Z5, Z5
+	VMOVUPS   Z5, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS (BX)(R8*4), Z14
+	VMULPS  Z1, Z14, Z14
+	VMULPS  Z2, Z13, Z15
+	VMULPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z14
+	VMOVUPS Z14, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z10, Z14, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z11, Z13, Z14
+	VPCMPUD      $0x05, Z12, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z10, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z7, Z15, Z13
+	VADDPS  Z8, Z13, Z13
+	VMOVUPS (AX)(R8*4), Z14
+
+	// param = param*decay
+	VMULPS Z3, Z14, Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
+	VMOVUPS.Z (DX)(R8*4), K2, Z0
+	VSUBPS    Z0, Z5, Z13
+	VBLENDMPS Z5, Z0, K1, Z6
+	VMULPS    Z13, Z4, Z0
+	VADDPS    Z0, Z6, Z6
+	VMOVUPS   Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = ((1-beta2)*grad)*grad + exp_avg_sq*beta2
+	VMOVUPS.Z (BX)(R8*4), K2, Z0
+	VMULPS    Z1, Z0, Z0
+	VMULPS    Z2, Z5, Z1
+	VMULPS    Z5, Z1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z10, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z11, Z0, Z1
+	VPCMPUD      $0x05, Z12, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z11
+	VMULPS     Z10, Z5, Z5
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z11, Z11, Z4
+	VFMADD231PS  Z5, Z4, Z11
+	VMULPS       Z1, Z11, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z4
+	VPCMPUD      $0x05, Z4, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z7, Z2, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z3, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
 // func adamAVX512_none_fma_moments(span Span, s *Scalars)
 // Requires: AVX, AVX512F, BMI2
 TEXT ·adamAVX512_none_fma_moments(SB), NOSPLIT, $8-128
@@ -9402,6 +14236,163 @@ tail:
 	VRSQRTPS      Y2, Y2
 	VINSERTF64X4  $0x01, Y2, Z1, Z0
 	VMOVUPS       Z0, K1, (AX)(BX*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sqrtAVX512_newton(y []float32, x []float32, mxcsr uint32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·sqrtAVX512_newton(SB), NOSPLIT, $8-52
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ x_len+32(FP), DX
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     mxcsr+48(FP)
+	VBROADCASTSS half<>+0(SB), Z0
+	VBROADCASTSS smallestNewton<>+0(SB), Z1
+	VBROADCASTSS newtonCount<>+0(SB), Z2
+	XORQ         BX, BX
+	LEAQ         -16(DX), SI
+
+body:
+	CMPQ    BX, SI
+	JGT     tail
+	VMOVUPS (CX)(BX*4), Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z4
+	VMULPS     Z4, Z3, Z5
+	VMULPS     Z0, Z4, Z6
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z4
+	VFNMADD231PS Z5, Z5, Z4
+	VFMADD231PS  Z6, Z4, Z5
+	VPSUBD       Z1, Z3, Z4
+	VPCMPUD      $0x05, Z2, Z4, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z4
+	VBROADCASTSS scaleUp<>+0(SB), Z6
+	VMULPS       Z6, Z3, Z6
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z6, Z7
+	VMULPS     Z7, Z6, Z8
+	VMULPS     Z0, Z7, Z7
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z6, Z6
+	VFNMADD231PS Z8, Z8, Z6
+	VFMADD231PS  Z7, Z6, Z8
+	VMULPS       Z4, Z8, K1, Z5
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z4
+	VPSUBD       Z4, Z3, Z4
+	VBROADCASTSS positiveFinite<>+0(SB), Z6
+	VPCMPUD      $0x05, Z6, Z4, K1
+	VSQRTPS      Z3, K1, Z5
+
+ordinary_body:
+	VMOVUPS Z5, (AX)(BX*4)
+	ADDQ    $0x10, BX
+	JMP     body
+
+tail:
+	SUBQ BX, DX
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, SI
+	BZHIL     DX, SI, SI
+	KMOVW     SI, K1
+	VMOVUPS.Z (CX)(BX*4), K1, Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z4
+	VMULPS     Z4, Z3, Z5
+	VMULPS     Z0, Z4, Z6
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z4
+	VFNMADD231PS Z5, Z5, Z4
+	VFMADD231PS  Z6, Z4, Z5
+	VPSUBD       Z1, Z3, Z1
+	VPCMPUD      $0x05, Z2, Z1, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z2
+	VMULPS       Z2, Z3, Z2
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z2, Z4
+	VMULPS     Z4, Z2, Z6
+	VMULPS     Z0, Z4, Z0
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z2, Z2
+	VFNMADD231PS Z6, Z6, Z2
+	VFMADD231PS  Z0, Z2, Z6
+	VMULPS       Z1, Z6, K2, Z5
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z0
+	VPSUBD       Z0, Z3, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z0
+	VPCMPUD      $0x05, Z0, Z1, K2
+	VSQRTPS      Z3, K2, Z5
+
+ordinary_tail:
+	VMOVUPS Z5, K1, (AX)(BX*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sqrtAVX512_estimate14(y []float32, x []float32, mxcsr uint32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·sqrtAVX512_estimate14(SB), NOSPLIT, $8-52
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ x_len+32(FP), DX
+
+	// Round as the caller says.
+	VSTMXCSR (SP)
+	VLDMXCSR mxcsr+48(FP)
+	XORQ     BX, BX
+	LEAQ     -16(DX), SI
+
+body:
+	CMPQ       BX, SI
+	JGT        tail
+	VMOVUPS    (CX)(BX*4), Z0
+	VRSQRT14PS Z0, Z0
+	VMOVUPS    Z0, (AX)(BX*4)
+	ADDQ       $0x10, BX
+	JMP        body
+
+tail:
+	SUBQ BX, DX
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL       $0x0000ffff, SI
+	BZHIL      DX, SI, SI
+	KMOVW      SI, K1
+	VMOVUPS.Z  (CX)(BX*4), K1, Z0
+	VRSQRT14PS Z0, Z0
+	VMOVUPS    Z0, K1, (AX)(BX*4)
 
 done:
 	VLDMXCSR (SP)

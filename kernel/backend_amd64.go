@@ -27,7 +27,7 @@ func assemblyStages(b Backend, v Variant) stages {
 	return kernelsAVX512[v.index()]
 }
 
-// assemblySqrt finds the square root, IEEE or Goldschmidt, of a backend other than Generic.
+// assemblySqrt finds a square root, other than Library, of a backend other than Generic that has it.
 func assemblySqrt(b Backend, r SquareRoot) func(y, x []float32, mxcsr uint32) {
 	switch {
 	case b == AVX2 && r == IEEE:
@@ -36,6 +36,8 @@ func assemblySqrt(b Backend, r SquareRoot) func(y, x []float32, mxcsr uint32) {
 		return sqrtAVX2_goldschmidt
 	case r == IEEE:
 		return sqrtAVX512_ieee
+	case r == Newton:
+		return sqrtAVX512_newton
 	default:
 		return sqrtAVX512_goldschmidt
 	}

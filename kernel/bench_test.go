@@ -12,7 +12,7 @@ func BenchmarkStep(b *testing.B) {
 		span := ordinarySpan(n)
 		copy(span.Grad, span.Param) // nowhere zero: there exp_avg would sink into the denormals, which are slow on some CPUs
 		for _, backend := range Available() {
-			for _, root := range []SquareRoot{IEEE, Goldschmidt, Library} {
+			for _, root := range []SquareRoot{IEEE, Goldschmidt, Newton, Library} {
 				v := Variant{Decay: DecoupledDecay, SquareRoot: root}
 				k, err := Lookup(backend, v, func(y, x []float32) {
 					if err := Sqrt(backend, IEEE, y, x); err != nil {
@@ -20,7 +20,7 @@ func BenchmarkStep(b *testing.B) {
 					}
 				})
 				if err != nil {
-					continue // Generic has no Goldschmidt
+					continue // the backend has no such square root
 				}
 				b.Run(fmt.Sprintf("%v/%v/n=%d", backend, v, n), func(b *testing.B) {
 					span, s, tile := forVariant(clone(span), v), scalarCases[0].scalars, new(Tile)

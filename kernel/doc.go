@@ -25,9 +25,17 @@
 // that element alone: not on the backend, the length of the span, its alignment, or the element's place in it. Roundings follow
 // Scalars.MXCSR, flushing of denormals and rounding direction included.
 //
-// Square roots come in three kinds. IEEE is correctly rounded. Goldschmidt is one iteration from the CPU's own reciprocal
-// approximation and a residual correction, each operation rounded on its own; it is what oneMKL returns on some CPUs, and its bits
-// depend on the CPU's vendor. Library is a function of the caller's.
+// Square roots come in four kinds. IEEE is correctly rounded. Goldschmidt and Newton start from an estimate y of 1/sqrt(x) that the
+// CPU has an instruction for; they are what oneMKL 2024.2 returns on CPUs with AVX2 and with AVX-512, found by comparing all
+// 2^31 values. With root = x*y and h = y/2,
+//
+//	Goldschmidt  e = 0.5 - root*h;  root = root + root*e;  h = h + h*e;  root = root + (x - root*root)*h
+//	Newton       root = fma(fma(-root, root, x), h, root)
+//
+// where Goldschmidt rounds each operation on its own. Below 2^-102 the remainder in Newton would be denormal, so such x are taken
+// times 2^64, and the root times 2^-32. What has no such root (zero, negatives, Inf, NaN; for Goldschmidt also denormals and the
+// largest floats) gets the IEEE one. RSQRTPS, Goldschmidt's estimate, differs between vendors; VRSQRT14PS, Newton's, is specified
+// to the bit. Library is a function of the caller's.
 //
 // # Special values
 //

@@ -70,7 +70,7 @@ func Lookup(b Backend, v Variant, library LibrarySquareRoot) (Kernel, error) {
 	switch {
 	case !slices.Contains(available, b):
 		return Kernel{}, fmt.Errorf("kernel: backend %v is not available here", b)
-	case b == Generic && v.SquareRoot == Goldschmidt:
+	case !b.Has(v.SquareRoot):
 		return Kernel{}, fmt.Errorf("kernel: backend %v has no square root %v", b, v.SquareRoot)
 	case v.SquareRoot == Library && library == nil:
 		return Kernel{}, fmt.Errorf("kernel: square root %v needs a function", v.SquareRoot)
@@ -115,7 +115,7 @@ func Sqrt(b Backend, r SquareRoot, y, x []float32) error {
 	switch {
 	case !slices.Contains(available, b):
 		return fmt.Errorf("kernel: backend %v is not available here", b)
-	case r == Library, b == Generic && r == Goldschmidt:
+	case r == Library, !b.Has(r):
 		return fmt.Errorf("kernel: backend %v has no square root %v", b, r)
 	case b == Generic:
 		sqrtGeneric(y, x, NearestNoFlush)

@@ -53,7 +53,7 @@ func backends() []Backend {
 
 // variants lists the variants that a backend has.
 func variants(b Backend) []Variant {
-	return slices.DeleteFunc(Variants(), func(v Variant) bool { return b == Generic && v.SquareRoot == Goldschmidt })
+	return slices.DeleteFunc(Variants(), func(v Variant) bool { return !b.Has(v.SquareRoot) })
 }
 
 func TestRequiredBackendsAreAvailable(t *testing.T) {
@@ -91,6 +91,12 @@ func TestVariantsAreIndexedAndNamedOnce(t *testing.T) {
 func TestLookupRefuses(t *testing.T) {
 	_, err := Lookup(Generic, Variant{SquareRoot: Goldschmidt}, nil)
 	assert.ErrorContains(t, err, "backend generic has no square root goldschmidt")
+	for _, b := range backends() {
+		if b != AVX512 {
+			_, err := Lookup(b, Variant{SquareRoot: Newton}, nil)
+			assert.ErrorContains(t, err, "has no square root newton", b)
+		}
+	}
 	_, err = Lookup(Generic, Variant{SquareRoot: Library}, nil)
 	assert.ErrorContains(t, err, "square root library needs a function")
 	assert.ErrorContains(t, Sqrt(Generic, Library, nil, nil), "no square root library")

@@ -44,6 +44,46 @@ func TestGoldschmidtIsItsFormula(t *testing.T) {
 	}
 }
 
+// newton is the formula in Go, from the CPU's estimates of 1/sqrt(x) and 1/sqrt(x*2^64).
+func newton(x, estimate, scaledEstimate float32) float32 {
+	step := func(x, y float32) float32 {
+		root, h := float32(x*y), float32(0.5*y)
+		return fusedMultiplyAdd(fusedMultiplyAdd(-root, root, x), h, root)
+	}
+	switch bits := math.Float32bits(x); {
+	case bits == 0 || bits >= 0x7f800000:
+		return sqrt(x)
+	case x < 0x1p-102:
+		return float32(step(x*0x1p64, scaledEstimate) * 0x1p-32)
+	}
+	return step(x, estimate)
+}
+
+func TestNewtonIsItsFormula(t *testing.T) {
+	x := sqrtInputs(1 << 20)
+	for bits := uint32(0x0c800000 - 1000); bits < 0x0c800000+1000; bits++ {
+		x = append(x, math.Float32frombits(bits))
+	}
+	n := len(x)
+	scaled, estimate, scaledEstimate := make([]float32, n), make([]float32, n), make([]float32, n)
+	got, want := make([]float32, n), make([]float32, n)
+	for _, b := range backends() {
+		if !b.Has(Newton) {
+			continue
+		}
+		for i := range x {
+			scaled[i] = x[i] * 0x1p64
+		}
+		sqrtAVX512_estimate14(estimate, x, NearestNoFlush)
+		sqrtAVX512_estimate14(scaledEstimate, scaled, NearestNoFlush)
+		for i := range x {
+			want[i] = newton(x[i], estimate[i], scaledEstimate[i])
+		}
+		require.NoError(t, Sqrt(b, Newton, got, x))
+		sameValues(t, fmt.Sprintf("%v/newton", b), got, want)
+	}
+}
+
 func TestBackendsAgreeOnEstimate(t *testing.T) {
 	x := sqrtInputs(1 << 16)
 	want := make([]float32, len(x))
@@ -57,20 +97,20 @@ func TestBackendsAgreeOnEstimate(t *testing.T) {
 	}
 }
 
-// TestGoldschmidtStepFollowsControlWord compares a step under each control word with the portable one around the same square
+// TestEstimatedStepFollowsControlWord compares a step under each control word with the portable one around the same square
 // root under the same control word.
-func TestGoldschmidtStepFollowsControlWord(t *testing.T) {
+func TestEstimatedStepFollowsControlWord(t *testing.T) {
 	span := ordinarySpan(499)
 	for _, b := range backends() {
 		for _, v := range variants(b) {
-			if v.SquareRoot != Goldschmidt {
+			if !v.SquareRoot.Estimated() {
 				continue
 			}
 			for _, word := range controlWords {
 				s, around := scalarCases[0].scalars, v
 				s.MXCSR, around.SquareRoot = word, Library
 				k := lookup(t, b, v)
-				ref, err := Lookup(Generic, around, func(y, x []float32) { assemblySqrt(b, Goldschmidt)(y, x, word) })
+				ref, err := Lookup(Generic, around, func(y, x []float32) { assemblySqrt(b, v.SquareRoot)(y, x, word) })
 				require.NoError(t, err)
 				got, want := forVariant(clone(span), v), forVariant(clone(span), v)
 				k.Step(got, &s, nil)

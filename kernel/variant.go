@@ -29,13 +29,31 @@ type SquareRoot uint8
 // The kinds of square root.
 const (
 	IEEE        SquareRoot = iota // correctly rounded
-	Goldschmidt                   // [Goldschmidt] from the CPU's reciprocal approximation
+	Goldschmidt                   // [Goldschmidt] from the CPU's RSQRTPS
+	Newton                        // one step of Newton's method from AVX-512's VRSQRT14PS
 	Library                       // a function of the caller's
 )
 
-func (r SquareRoot) String() string { return [...]string{"ieee", "goldschmidt", "library"}[r] }
+func (r SquareRoot) String() string {
+	return [...]string{"ieee", "goldschmidt", "newton", "library"}[r]
+}
 
-// Variant is one specialisation of the update. Every backend has one kernel for each, except that Generic has no Goldschmidt.
+// Estimated reports whether r starts from an estimate of the CPU's. It then reproduces a library's root only when rounding to
+// nearest without flushing: its small intermediate results are the library's own matter.
+func (r SquareRoot) Estimated() bool { return r == Goldschmidt || r == Newton }
+
+// Has reports whether backend b can take the square root r: an estimate is an instruction of some CPUs.
+func (b Backend) Has(r SquareRoot) bool {
+	switch r {
+	case Goldschmidt:
+		return b != Generic
+	case Newton:
+		return b == AVX512
+	}
+	return true
+}
+
+// Variant is one specialisation of the update. A backend has one kernel for each whose square root it can take.
 type Variant struct {
 	Decay      Decay
 	AMSGrad    bool
@@ -57,12 +75,12 @@ func (v Variant) String() string {
 }
 
 // numVariants is the length of Variants.
-const numVariants = 3 * 2 * 2 * 2 * 3
+const numVariants = 4 * 2 * 3 * 2 * 2
 
 // Variants lists every variant. The generated tables of kernels are in this order.
 func Variants() []Variant {
 	variants := make([]Variant, 0, numVariants)
-	for _, root := range []SquareRoot{IEEE, Goldschmidt, Library} {
+	for _, root := range []SquareRoot{IEEE, Goldschmidt, Newton, Library} {
 		for _, arithmetic := range []Arithmetic{FMA, Plain} {
 			for _, decay := range []Decay{NoDecay, L2Decay, DecoupledDecay} {
 				for _, amsgrad := range []bool{false, true} {

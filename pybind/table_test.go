@@ -178,7 +178,7 @@ func TestSettingsAreChecked(t *testing.T) {
 		{-1, 0, 0, "pybind: backend is -1, want 0 to 2"}, {3, 0, 0, "pybind: backend is 3, want 0 to 2"},
 		{256, 0, 0, "pybind: backend is 256, want 0 to 2"}, // 0 in eight bits
 		{0, 2, 0, "pybind: arithmetic is 2, want 0 to 1"}, {0, -1, 0, "pybind: arithmetic is -1, want 0 to 1"},
-		{0, 0, 3, "pybind: square root is 3, want 0 to 2"}, {0, 0, math.MinInt64, "pybind: square root is -9223372036854775808, want 0 to 2"},
+		{0, 0, 4, "pybind: square root is 4, want 0 to 3"}, {0, 0, math.MinInt64, "pybind: square root is -9223372036854775808, want 0 to 3"},
 		{0, 0, int64(kernel.Library), "goadam: group 0: kernel: square root library needs a function"},
 	} {
 		a := newArena(t, 1<<12)

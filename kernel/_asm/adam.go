@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/gotypes"
@@ -53,12 +54,12 @@ func updateKernel(m isa, v kernel.Variant) {
 	})
 }
 
-// sqrtKernel defines one of the square roots alone: "ieee", "goldschmidt", or the "estimate" of 1/sqrt(x) that the latter starts
-// from.
+// sqrtKernel defines one of the square roots alone, or, for tests, the "estimate" of 1/sqrt(x) that goldschmidt starts from and
+// the "estimate14" of newton.
 func sqrtKernel(m isa, name string) {
 	symbol := sqrtSymbol(m, name)
 	TEXT(symbol, NOSPLIT, "func(y, x []float32, mxcsr uint32)")
-	if name == "estimate" {
+	if strings.HasPrefix(name, "estimate") {
 		Doc(symbol + " sets y[i] to the CPU's estimate of 1/sqrt(x[i]).")
 	} else {
 		Doc(symbol + " sets y[i] = sqrt(x[i]).")
@@ -192,6 +193,27 @@ func newRoot(m isa, name string) func(x reg.VecVirtual, at place) reg.VecVirtual
 		}
 	case "estimate":
 		return func(x reg.VecVirtual, _ place) reg.VecVirtual { return m.ReciprocalRootEstimate(x) }
+	case "estimate14":
+		return func(x reg.VecVirtual, _ place) reg.VecVirtual { return result(m, func(z Op) { VRSQRT14PS(x, z) }) }
+	case "newton":
+		m := m.(avx512) // no other set has VRSQRT14PS
+		half, ordinary := m.Constant("half", 0x3f000000), m.newtonBounds()
+		newton := func(x reg.VecVirtual) reg.VecVirtual {
+			Comment("root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment")
+			y, remainder := m.Vector(), m.Vector()
+			VRSQRT14PS(x, y)
+			root, h := mul(m, x, y), mul(m, y, half)
+			Comment("root = fma(fma(-root, root, x), h, root)")
+			VMOVAPS(x, remainder)
+			VFNMADD231PS(root, root, remainder)
+			VFMADD231PS(h, remainder, root)
+			return root
+		}
+		return func(x reg.VecVirtual, at place) reg.VecVirtual {
+			root := newton(x)
+			m.newtonUnless(ordinary, x, root, newton, "ordinary_"+at.name)
+			return root
+		}
 	case "goldschmidt":
 		half := result(m, func(z Op) { VMOVUPS(m.Constant("half", 0x3f000000), z) })
 		ordinary := m.Ordinary()

@@ -4,6 +4,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"roundpipe-go/kernel"
 )
 
 // lanes is a set of lanes: a vector of all-ones and zeros on AVX2, a mask register on AVX-512.
@@ -12,6 +14,7 @@ type lanes reg.Register
 // isa is what differs between the instruction sets.
 type isa interface {
 	Name() string                // in symbols
+	Backend() kernel.Backend     // of the same name
 	Lanes() int                  // float32 in a vector
 	Vector() reg.VecVirtual      // a new vector register
 	Active(n reg.Register) lanes // the first n lanes, 0 < n < Lanes; it uses n up
@@ -59,9 +62,10 @@ const (
 
 type avx2 struct{}
 
-func (avx2) Name() string           { return "AVX2" }
-func (avx2) Lanes() int             { return 8 }
-func (avx2) Vector() reg.VecVirtual { return YMM() }
+func (avx2) Name() string            { return "AVX2" }
+func (avx2) Backend() kernel.Backend { return kernel.AVX2 }
+func (avx2) Lanes() int              { return 8 }
+func (avx2) Vector() reg.VecVirtual  { return YMM() }
 
 func (m avx2) Active(n reg.Register) lanes {
 	Comment("The first n lanes: 8 words that end n words after the first half of the table.")
@@ -128,9 +132,10 @@ func (m avx2) SqrtUnless(ordinary bounds, x, root reg.VecVirtual, label string) 
 
 type avx512 struct{}
 
-func (avx512) Name() string           { return "AVX512" }
-func (avx512) Lanes() int             { return 16 }
-func (avx512) Vector() reg.VecVirtual { return ZMM() }
+func (avx512) Name() string            { return "AVX512" }
+func (avx512) Backend() kernel.Backend { return kernel.AVX512 }
+func (avx512) Lanes() int              { return 16 }
+func (avx512) Vector() reg.VecVirtual  { return ZMM() }
 
 func (avx512) Active(n reg.Register) lanes {
 	Comment("The first n lanes: ones below bit n.")
@@ -199,6 +204,28 @@ func (m avx512) SqrtUnless(ordinary bounds, x, root reg.VecVirtual, label string
 	KORTESTW(other, other)
 	JEQ(LabelRef(label))
 	VSQRTPS(x, other, root)
+	Label(label)
+}
+
+// newtonBounds are those of [2^-102, Inf), where Newton's formula holds as it is.
+func (m avx512) newtonBounds() bounds {
+	return bounds{m.Constant("smallestNewton", 0x0c800000), m.Constant("newtonCount", 0x7f800000-0x0c800000)}
+}
+
+// newtonUnless replaces root in every lane where x is not within the bounds: by newton(x*2^64)*2^-32 where x is positive and
+// finite, else by sqrt(x).
+func (m avx512) newtonUnless(ordinary bounds, x, root reg.VecVirtual, newton func(reg.VecVirtual) reg.VecVirtual, label string) {
+	distance, other, special := m.Vector(), K(), K()
+	VPSUBD(ordinary[0], x, distance)
+	VPCMPUD(unsignedNotBelow, ordinary[1], distance, other)
+	KORTESTW(other, other)
+	JEQ(LabelRef(label))
+	Comment("small lanes: root = newton(x*2^64)*2^-32")
+	VMULPS(m.Constant("scaleDown", 0x2f800000), newton(mul(m, x, m.Constant("scaleUp", 0x5f800000))), other, root)
+	Comment("lanes of zero, negatives, Inf and NaN: root = sqrt(x)")
+	VPSUBD(m.Constant("smallest", 1), x, distance)
+	VPCMPUD(unsignedNotBelow, m.Constant("positiveFinite", 0x7f800000-1), distance, special)
+	VSQRTPS(x, special, root)
 	Label(label)
 }
 

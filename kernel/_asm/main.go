@@ -37,15 +37,20 @@ func main() {
 		}
 	}
 	for _, v := range kernel.Variants() {
-		if v.SquareRoot == kernel.Library {
+		switch {
+		case v.SquareRoot == kernel.Library:
 			define(momentsSymbol(set, v), momentsKernel, v)
 			define(updateSymbol(set, v), updateKernel, v)
-		} else {
+		case set.Backend().Has(v.SquareRoot):
 			define(stepSymbol(set, v), stepKernel, v)
 		}
 	}
 	for _, root := range []string{"ieee", "goldschmidt", "estimate"} {
 		sqrtKernel(set, root)
+	}
+	if set.Backend().Has(kernel.Newton) {
+		sqrtKernel(set, "newton")
+		sqrtKernel(set, "estimate14")
 	}
 	Generate()
 }

@@ -48,10 +48,13 @@ func writeLookup(file string) error {
 		fmt.Fprintf(&b, "\n// kernels%s has the kernel of each variant, in the order of Variants.\n", m.Name())
 		fmt.Fprintf(&b, "var kernels%s = [numVariants]stages{\n", m.Name())
 		for _, v := range kernel.Variants() {
-			if v.SquareRoot == kernel.Library {
+			switch {
+			case v.SquareRoot == kernel.Library:
 				fmt.Fprintf(&b, "{moments: %s, update: %s},\n", momentsSymbol(m, v), updateSymbol(m, v))
-			} else {
+			case m.Backend().Has(v.SquareRoot):
 				fmt.Fprintf(&b, "{step: %s},\n", stepSymbol(m, v))
+			default:
+				fmt.Fprintln(&b, "{},")
 			}
 		}
 		fmt.Fprintln(&b, "}")

@@ -18,11 +18,14 @@ from torch import Tensor
 from . import _binding, _descriptors, _fallback, _settings
 
 ARITHMETICS = ("fma", "plain")
-SQUARE_ROOTS = ("ieee", "goldschmidt", "library")
+SQUARE_ROOTS = ("ieee", "goldschmidt", "newton", "library")
 """In the order of their codes in Go, and of preference: the first that equals torch.sqrt is taken."""
 
+_ESTIMATED = {"goldschmidt": "avx2", "newton": "avx512"}
+"""Square roots that start from an estimate of the CPU's, and the first backend to have it."""
+
 _BITS_OF_ONE = 0x3F800000
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class TorchArithmetic:
 
     Attributes:
         arithmetic: "fma" or "plain".
-        square_root: "ieee", "goldschmidt", "library"; None if no kernel reproduces torch, which must then compute itself.
+        square_root: "ieee", "goldschmidt", "newton" or "library"; None if no kernel reproduces torch, which must then
+            compute itself.
         why: one sentence for people.
     """
 
@@ -55,30 +59,41 @@ def _probe() -> Tensor:
     return torch.cat([positive, -positive[::128]])
 
 
-def _sqrt_equals(x: Tensor, square_root: str) -> bool:
-    """Whether the kernels' square root of every x has the bits of torch.sqrt."""
+def _kernel_sqrt(x: Tensor, square_root: str) -> Tensor:
+    """The kernels' square root of every x."""
     y = torch.empty_like(x)
     backend = _settings.BACKENDS.index(_settings.available_backends()[-1])
     _binding.sqrt(y.data_ptr(), x.data_ptr(), x.numel(), backend, SQUARE_ROOTS.index(square_root))
-    return torch.equal(_bits(y), _bits(torch.sqrt(x)))
+    return y
+
+
+def _equals_on_probe(square_root: str) -> bool:
+    """Whether the kernels' square root has the bits of torch.sqrt on values of every kind."""
+    x = _probe()
+    return torch.equal(_bits(_kernel_sqrt(x, square_root)), _bits(torch.sqrt(x)))
+
+
+def _equals_everywhere(square_root: str) -> bool:
+    """The same on all 2^24 values in [1, 4). The formulas scale with powers of four, so they stand for all normal numbers."""
+    bits = torch.arange(_BITS_OF_ONE, _BITS_OF_ONE + _CHUNK, dtype=torch.int32, device="cpu")
+    for _ in range(0, 1 << 24, _CHUNK):
+        x = bits.view(torch.float32)
+        if not torch.equal(_kernel_sqrt(x, square_root).view(torch.int32), torch.sqrt(x).view(torch.int32)):
+            return False
+        bits += _CHUNK
+    return True
 
 
 def _reproduces_sqrt(square_root: str) -> bool:
     if square_root == "library":
         # torch calls the very same function; the probe shows that it is the same.
-        return _binding.library_square_root() is not None and _sqrt_equals(_probe(), square_root)
-    if square_root == "goldschmidt" and (
-        # It needs RSQRTPS, and the library stands in for it where its intermediate results would be flushed.
-        _settings.available_backends() == ("generic",) or _binding.library_square_root() is None
+        return _binding.library_square_root() is not None and _equals_on_probe(square_root)
+    if square_root in _ESTIMATED and (
+        # The CPU must have the estimate, and the library stands in where small intermediate results would be flushed.
+        _ESTIMATED[square_root] not in _settings.available_backends() or _binding.library_square_root() is None
     ):
         return False
-    if not _sqrt_equals(_probe(), square_root):
-        return False
-    # Both formulas scale with powers of four, so [1, 4) stands for all normal numbers: try each of its 2^24.
-    return all(
-        _sqrt_equals(torch.arange(i, i + _CHUNK, dtype=torch.int32, device="cpu").view(torch.float32), square_root)
-        for i in range(_BITS_OF_ONE, _BITS_OF_ONE + (1 << 24), _CHUNK)
-    )
+    return _equals_on_probe(square_root) and _equals_everywhere(square_root)
 
 
 def _find_square_root() -> str | None:
@@ -124,6 +139,7 @@ def _trial(arithmetic: str, square_root: str) -> bool:
 _WHY = {
     "ieee": "torch.sqrt rounds correctly here",
     "goldschmidt": "torch.sqrt is a Goldschmidt iteration on RSQRTPS here",
+    "newton": "torch.sqrt is a Newton step on VRSQRT14PS here",
     "library": "torch.sqrt is oneMKL's vmsSqrt here, which is called tile by tile",
 }
 
