@@ -45,7 +45,7 @@ unpack() {
     -o APT::Architecture=amd64 -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=2 -o Acquire::http::Timeout=30)
   apt-get "${options[@]}" update >&2 || return 1
   apt-get "${options[@]}" -y --no-install-recommends --download-only install "$@" >&2 || return 1
-  for package in "$apt"/archives/*.deb; do dpkg -x "$package" "$root"; done
+  for package in "$apt"/archives/*.deb; do dpkg -x "$package" "$root" || return 1; done
   rm -rf "$apt" "$root"/usr/share/{doc,icons,locale,man}
 }
 
