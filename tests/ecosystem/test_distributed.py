@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -193,6 +193,21 @@ def fail_on_one_rank():
 
 def answer():
     return [dist.get_rank()]
+
+
+def with_full_state(optimizer_class):
+    """The whole state gathered on rank 0, after which training goes on."""
+    model = sharded_model()
+    optimizer = optimizer_class(model.parameters(), **OPTIONS)
+    fit(model, optimizer)
+    state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    assert bool(state[0]) == (dist.get_rank() == 0)
+    fit(model, optimizer)
+    return local([state, model.state_dict(), optimizer.state_dict()])
+
+
+def test_full_state_is_gathered(group):
+    assert_equal_on_all_ranks(group.run(each_class, with_full_state))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.utils.data import DataLoader, TensorDataset
 
 from roundpipe_go import _fallback
 
@@ -149,6 +150,23 @@ def test_host_copies(name):
         return record(model, *optimizers.values())
 
     compare(train, name, native_steps=STEPS * len(list(make_model().parameters())))
+
+
+@both_classes
+def test_data_loader_workers(name):
+    """A data loader forks its workers anew in each epoch, from the second on out of a process that has Go in it."""
+
+    def train(optimizer_class):
+        model = make_model()
+        optimizer = optimizer_class(model.parameters(), **OPTIONS)
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*make_batches(2)))
+        loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, num_workers=2, timeout=60)
+        for _ in range(3):
+            for batch in loader:
+                step(model, optimizer, batch)
+        return record(model, optimizer)
+
+    compare(train, name, native_steps=6)
 
 
 @both_classes
