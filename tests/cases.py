@@ -106,8 +106,10 @@ class Case:
 
     @property
     def falls_back(self) -> bool:
-        """Whether torch computes some of it: all if beta1 is 0, and complex tensors that decay."""
-        return self.betas == "zero" or (self.decay != "none" and self.tensors in ("mixed", "long_complex"))
+        """Whether torch computes some of it: all if beta1 is 0, complex tensors that decay, scalars under a float64 lr."""
+        complex_decay = self.decay != "none" and self.tensors in ("mixed", "long_complex")
+        scalar_decay = self.decay.startswith("decoupled") and self.lr == "float64_tensor" and self.tensors in ("mixed", "long")
+        return self.betas == "zero" or complex_decay or scalar_decay
 
     @property
     def ours(self) -> type:

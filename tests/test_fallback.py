@@ -84,12 +84,6 @@ def integer_step(optimizer: torch.optim.Optimizer) -> None:
         state["step"] = state["step"].to(torch.int64)
 
 
-def inference_grad(optimizer: torch.optim.Optimizer) -> None:
-    param = optimizer.param_groups[0]["params"][0]
-    with torch.inference_mode():
-        param.grad = param.grad.clone()
-
-
 def shared_halves() -> list[Tensor]:
     """Two parameters that overlap: the order of their updates is visible."""
     buffer = torch.linspace(-1, 1, 40)
@@ -141,7 +135,6 @@ CASES = [
     Fallback("one_moment_for_both", "share memory", spoil=one_moment_for_both),
     Fallback("moment_of_another_dtype", "differ from their parameter", spoil=moment_of_another_dtype),
     Fallback("integer_step", "step counter", spoil=integer_step),
-    Fallback("inference_grad", "inference mode", spoil=inference_grad),
     Fallback("param_twice", "more than once", twice),
 ]
 
@@ -192,6 +185,33 @@ def test_warning_as_error_changes_nothing(case):
     roundpipe_go._fallback._warned.clear()
     with pytest.raises(FallbackWarning, match=case.reason):
         twins.ours.step()
+    assert_unchanged(before)
+
+
+def test_gradient_of_inference_mode_is_served():
+    """It is only read. A moment of inference mode is torch's to refuse, and nothing changes."""
+    twins = Twins(floats, lr=0.1)
+    twins.set_grads([torch.ones_like(param) for param in twins.params])
+    for optimizer in twins:
+        with torch.inference_mode():
+            for param in optimizer.param_groups[0]["params"]:
+                param.grad = param.grad.clone()
+        optimizer.step()
+    twins.assert_equal()
+
+    for optimizer in twins:
+        with torch.inference_mode():
+            for state in optimizer.state.values():
+                state["exp_avg"] = state["exp_avg"].clone()
+    before = snapshot(twins.ours)
+    errors = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for optimizer in twins:
+            with pytest.raises(RuntimeError) as error:
+                optimizer.step()
+            errors.append(str(error.value))
+    assert errors[0] == errors[1]
     assert_unchanged(before)
 
 

@@ -36,6 +36,7 @@ SUBCLASS = "a parameter, gradient or state tensor is of a subclass of torch.Tens
 DEVICE = "a parameter is not on the CPU; roundpipe_go computes on CPU tensors only"
 DTYPE = "a parameter is neither float32 nor complex64; only these are computed in Go"
 COMPLEX_DECAY = "a complex parameter has weight decay, which torch rounds another way than for real ones"
+SCALAR_DECAY = "lr is a float64 tensor and a parameter has no dimensions: torch then decays it in float64; give a float"
 MIXED = "gradient or state differ from their parameter in dtype, device or shape; make them equal"
 LAYOUT = "gradient, state and parameter are not in one dense order in memory; give them the strides of the parameter"
 VIEW = "a tensor is a conjugate or negative view; call resolve_conj() or resolve_neg() on it"
@@ -89,7 +90,7 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
             return LAYOUT
         if tensor.is_neg() or tensor.is_conj():
             return VIEW
-        if tensor.is_inference():
+        if tensor.is_inference() and tensor is not tensors[1]:  # the gradient is only read
             return INFERENCE
         contiguous = contiguous and tensor.is_contiguous()
     if not param.is_cpu:

@@ -63,6 +63,16 @@ def _unserved(options: Options) -> str | None:
     return arithmetic.why if arithmetic.square_root is None else None
 
 
+def _unserved_decay(param: Tensor, options: Options) -> str | None:
+    """Says why the kernels do not decay a parameter as torch does, or None."""
+    if param.is_complex():
+        return _descriptors.COMPLEX_DECAY
+    lr = options["lr"]
+    if isinstance(lr, Tensor) and param.dim() == 0 and lr.dtype is torch.float64 and options["decoupled_weight_decay"]:
+        return _descriptors.SCALAR_DECAY
+    return None
+
+
 @dataclass
 class _Call:
     """A call of torch's function for what the kernels do not serve."""
@@ -82,9 +92,10 @@ class _Call:
         try:
             _fallback.torch_adam(self.lists, self.options)
         except Exception:
-            for tensor, values in zip(written, before):
-                if not _overlaps_itself(tensor):  # torch refuses to write to one, so it has not
-                    tensor.detach().copy_(values)
+            with torch.inference_mode():  # torch refuses a write to its tensors only after it has written
+                for tensor, values in zip(written, before):
+                    if not _overlaps_itself(tensor):  # such a write it refuses before
+                        tensor.detach().copy_(values)
             raise
 
 
@@ -138,8 +149,8 @@ class Step:
             if type(tensors[0]) not in _descriptors.PLAIN_TYPES:
                 tensors = local_shards(tensors) or tensors
             reason = _descriptors.unserved(tensors, step)
-            if reason is None and decays and tensors[0].is_complex():
-                reason = _descriptors.COMPLEX_DECAY
+            if reason is None and decays:
+                reason = _unserved_decay(tensors[0], options)
             if reason is None:
                 try:
                     count = _descriptors.next_step(step)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class GoStep(_Base):
         Raises:
             RuntimeError: a gradient is sparse, or an option does not fit into a float32, as in torch. Nothing was changed.
         """
+        if torch.compiler.is_compiling():
+            return self._torch_step(closure)
+
         # Renamed in torch 2.10 or so, and deprecated under the old name.
         check = getattr(self, "_accelerator_graph_capture_health_check", None)
         (check or self._cuda_graph_capture_health_check)()
@@ -73,6 +77,9 @@ class GoStep(_Base):
         step.run()
         return loss
 
+    # torch's step without the hooks that wrap it: a compiler follows its formulas, not ours.
+    _torch_step: ClassVar[Callable[[Any, Callable[[], Any] | None], Any]]
+
     def _decoupled(self, group: dict[str, Any]) -> bool:
         # torch 2.6 has no such key: there the class decides.
         return bool(group.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW)))
@@ -105,6 +112,8 @@ class Adam(GoStep, torch.optim.Adam):
         Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", https://openreview.net/forum?id=ryQu7f-RZ.
         ``torch.optim.Adam``, https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html.
     """
+
+    _torch_step = inspect.unwrap(torch.optim.Adam.step)
 
 
 def adam(

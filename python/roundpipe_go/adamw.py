@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 
 from .adam import GoStep
@@ -27,3 +29,5 @@ class AdamW(GoStep, torch.optim.AdamW):
         Loshchilov and Hutter, "Decoupled Weight Decay Regularization", https://arxiv.org/abs/1711.05101.
         ``torch.optim.AdamW``, https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html.
     """
+
+    _torch_step = inspect.unwrap(torch.optim.AdamW.step)
