@@ -38,16 +38,28 @@ test-go: $(VENV)/go ## Go: vet, unit tests, race detector, pointer checks
 	go test -gcflags=all=-d=checkptr -short ./goadam ./pybind
 
 .PHONY: test-python
-test-python: $(VENV)/installed ## Python: parity with the installed torch, bit for bit, and all that surrounds it
-	$(BIN)/python -m pytest -q -m "not slow" tests
+test-python: $(VENV)/tested ## Python: parity with the installed torch, bit for bit, in engines and trainers too
+	ROUNDPIPE_GO_REQUIRE_ENGINES=1 $(BIN)/python -m pytest -q -m "not slow" tests
 
 .PHONY: test-all
 test-all: test ## the long matrix as well
-	$(BIN)/python -m pytest -q -m slow tests
+	ROUNDPIPE_GO_REQUIRE_ENGINES=1 $(BIN)/python -m pytest -q -m slow tests
 
 .PHONY: test-avx512
 test-avx512: $(VENV)/go ## the kernel tests on an emulated AVX-512 CPU (root on Debian; 1-3 minutes)
 	scripts/avx512/run.sh
+
+.PHONY: check-sqrt
+check-sqrt: $(VENV)/installed ## the chosen square root against torch.sqrt on all 2^31 values (half a minute)
+	$(BIN)/python scripts/check_sqrt.py
+
+TORCH ?= 2.6.0
+
+.PHONY: test-torch
+test-torch: $(VENV)/go ## the Python suite on another torch: make test-torch TORCH=2.6.0
+	$(PYTHON) -m venv $(VENV)-torch-$(TORCH)
+	$(VENV)-torch-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" ".[test,examples]"
+	$(VENV)-torch-$(TORCH)/bin/python -m pytest -q -m "not slow" tests --ignore tests/ecosystem -o cache_dir=$(VENV)-torch-$(TORCH)/cache
 
 # ---- building
 
@@ -65,7 +77,12 @@ $(VENV)/go: $(VENV)/python
 	touch $@
 
 $(VENV)/installed: pyproject.toml $(GO_SOURCES) | $(VENV)/go
-	$(BIN)/python -m pip install --editable ".[test,examples]"
+	$(BIN)/python -m pip install --editable ".[examples]"
+	touch $@
+
+# With the trainers and engines that the tests run.
+$(VENV)/tested: $(VENV)/installed
+	$(BIN)/python -m pip install --editable ".[test,examples,engines]"
 	touch $@
 
 .PHONY: generate
@@ -103,4 +120,4 @@ ci: lint check-generated test demo ## what .ci/run calls
 .PHONY: clean
 clean: ## remove what was built; .venv stays
 	rm -rf build dist python/*.egg-info python/roundpipe_go/_native*.so
-	rm -f $(VENV)/installed $(VENV)/lint
+	rm -f $(VENV)/installed $(VENV)/tested $(VENV)/lint
