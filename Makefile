@@ -11,7 +11,7 @@ export GOTOOLCHAIN := local
 export GOWORK := off
 
 GO_SOURCES := go.mod go.sum setup.py $(wildcard kernel/*.go kernel/*.s goadam/*.go pybind/*.go)
-GENERATED := kernel/adam_avx2_amd64.* kernel/adam_avx512_amd64.* kernel/adam_lookup_amd64.go
+GENERATED := kernel/adam_*_amd64.*
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -8,8 +8,8 @@ type Backend uint8
 // The backends, each faster than the one before it.
 const (
 	Generic Backend = iota // portable Go, the reference
-	AVX2                   // assembly, 8 lanes
-	AVX512                 // assembly, 16 lanes
+	AVX2                   // assembly, 32-byte vectors
+	AVX512                 // assembly, 64-byte vectors
 )
 
 func (b Backend) String() string { return [...]string{"generic", "avx2", "avx512"}[b] }

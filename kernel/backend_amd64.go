@@ -20,25 +20,36 @@ func assemblyBackends() []Backend {
 }
 
 // assemblyStages finds the kernel of a variant on a backend other than Generic.
-func assemblyStages(b Backend, v Variant) stages {
+func assemblyStages[T Float](b Backend, v Variant) stages[T] {
+	type table = *[numVariants]stages[T]
 	if b == AVX2 {
-		return kernelsAVX2[v.index()]
+		return either[table](&kernelsAVX2_float32, &kernelsAVX2_float64)[v.index()]
 	}
-	return kernelsAVX512[v.index()]
+	return either[table](&kernelsAVX512_float32, &kernelsAVX512_float64)[v.index()]
 }
 
 // assemblySqrt finds a square root, other than Library, of a backend other than Generic that has it.
-func assemblySqrt(b Backend, r SquareRoot) func(y, x []float32, mxcsr uint32) {
+func assemblySqrt[T Float](b Backend, r SquareRoot) sqrtFunc[T] {
 	switch {
 	case b == AVX2 && r == IEEE:
-		return sqrtAVX2_ieee
-	case b == AVX2:
-		return sqrtAVX2_goldschmidt
+		return either[func(y, x []T, mxcsr uint32)](sqrtAVX2_float32_ieee, sqrtAVX2_float64_ieee)
 	case r == IEEE:
-		return sqrtAVX512_ieee
-	case r == Newton:
-		return sqrtAVX512_newton
-	default:
-		return sqrtAVX512_goldschmidt
+		return either[func(y, x []T, mxcsr uint32)](sqrtAVX512_float32_ieee, sqrtAVX512_float64_ieee)
 	}
+	only := sqrtAVX512_float32_goldschmidt
+	switch {
+	case b == AVX2:
+		only = sqrtAVX2_float32_goldschmidt
+	case r == Newton:
+		only = sqrtAVX512_float32_newton
+	}
+	return any(only).(func(y, x []T, mxcsr uint32))
+}
+
+// either is the one of two values that has the type R: the one for the caller's elements.
+func either[R any](ofFloat32, ofFloat64 any) R {
+	if r, ok := ofFloat32.(R); ok {
+		return r
+	}
+	return ofFloat64.(R)
 }

@@ -4,9 +4,9 @@ package kernel
 
 func assemblyBackends() []Backend { return nil }
 
-func assemblyStages(Backend, Variant) stages { return stages{} }
+func assemblyStages[T Float](Backend, Variant) stages[T] { return stages[T]{} }
 
-func assemblySqrt(Backend, SquareRoot) func(y, x []float32, mxcsr uint32) { return nil }
+func assemblySqrt[T Float](Backend, SquareRoot) sqrtFunc[T] { return nil }
 
 // MXCSR is NearestNoFlush: this build has no way to the control word.
 func MXCSR() uint32 { return NearestNoFlush }

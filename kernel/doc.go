@@ -1,8 +1,8 @@
-// Package kernel updates spans of float32 parameters by Adam, AMSGrad or AdamW, with the roundings of PyTorch's CPU path.
+// Package kernel updates spans of float32 or float64 parameters by Adam, AMSGrad or AdamW, with the roundings of PyTorch's CPU path.
 //
 // # Algorithm
 //
-// For every element, with scalars that the caller has narrowed once from float64:
+// For every element, with scalars that the caller has narrowed once from float64 to its type:
 //
 //	grad       = -grad                                                  if Maximize
 //	param      = param*decay                                            if DecoupledDecay   [AdamW]
@@ -20,12 +20,12 @@
 //
 // # Roundings
 //
-// Each operator above is one rounding to float32, and fma is one rounding in all. Under the arithmetic Plain every fma is a
+// Each operator above is one rounding to the type of the elements, and fma is one rounding in all. Under the arithmetic Plain every fma is a
 // multiplication, rounded, then an addition. Nothing else is fused, reordered or approximated, so an element's result depends on
 // that element alone: not on the backend, the length of the span, its alignment, or the element's place in it. Roundings follow
 // Scalars.MXCSR, flushing of denormals and rounding direction included.
 //
-// Square roots come in four kinds. IEEE is correctly rounded. Goldschmidt and Newton start from an estimate y of 1/sqrt(x) that the
+// Square roots come in four kinds. IEEE is correctly rounded. Goldschmidt and Newton, for float32 alone, start from an estimate y of 1/sqrt(x) that the
 // CPU has an instruction for; they are what oneMKL 2024.2 returns on CPUs with AVX2 and with AVX-512, found by comparing all
 // 2^31 values. With root = x*y and h = y/2,
 //
@@ -60,6 +60,8 @@
 // [Fast2Sum]: Boldo, Graillat and Muller, On the Robustness of the 2Sum and Fast2Sum Algorithms, ACM TOMS 44(1), 2017
 package kernel
 
-//go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx2 -pkg kernel -out ../adam_avx2_amd64.s -stubs ../adam_avx2_amd64.go
-//go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx512 -pkg kernel -out ../adam_avx512_amd64.s -stubs ../adam_avx512_amd64.go
+//go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx2 -element float32 -pkg kernel -out ../adam_avx2_float32_amd64.s -stubs ../adam_avx2_float32_amd64.go
+//go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx512 -element float32 -pkg kernel -out ../adam_avx512_float32_amd64.s -stubs ../adam_avx512_float32_amd64.go
+//go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx2 -element float64 -pkg kernel -out ../adam_avx2_float64_amd64.s -stubs ../adam_avx2_float64_amd64.go
+//go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx512 -element float64 -pkg kernel -out ../adam_avx512_float64_amd64.s -stubs ../adam_avx512_float64_amd64.go
 //go:generate env GOFLAGS=-tags=purego go run -C _asm . -lookup ../adam_lookup_amd64.go

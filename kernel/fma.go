@@ -2,7 +2,15 @@ package kernel
 
 import "math"
 
-// fusedMultiplyAdd is x*y + z with one rounding to float32, as the hardware's FMA, in the rounding direction in force.
+// fusedMultiplyAdd is x*y + z with one rounding, as the hardware's FMA.
+func fusedMultiplyAdd[T Float](x, y, z T) T {
+	if _, double := any(x).(float64); double {
+		return T(math.FMA(float64(x), float64(y), float64(z))) // the instruction itself, wherever a backend could be compared
+	}
+	return T(fusedMultiplyAdd32(float32(x), float32(y), float32(z)))
+}
+
+// fusedMultiplyAdd32 is x*y + z with one rounding to float32, in the rounding direction in force.
 //
 // A float64 holds the product of two float32 exactly: 24+24 bits of significand are at most 53, and its exponents suffice. The sum
 // with z is not exact, and narrowing it would round twice. So the sum is rounded to odd: an inexact sum becomes whichever of its
@@ -14,7 +22,7 @@ import "math"
 // direction, and what remains, rounded once, is zero or has a sign exactly as the error does. Nothing here underflows or
 // overflows in float64: a product of float32 numbers is 0 or between 2^-298 and 2^256. With Inf or NaN the error is NaN and the
 // sum is kept.
-func fusedMultiplyAdd(x, y, z float32) float32 {
+func fusedMultiplyAdd32(x, y, z float32) float32 {
 	large, small := float64(x)*float64(y), float64(z)
 	sum := large + small
 	if math.Abs(large) < math.Abs(small) {

@@ -62,12 +62,12 @@ func TestFusedMultiplyAddMatchesHardware(t *testing.T) {
 		rounds = 20
 	}
 	for _, b := range backends() {
-		k, r := lookup(t, b, Variant{Decay: L2Decay}), newRand()
+		k, r := lookup[float32](t, b, Variant{Decay: L2Decay}), newRand()
 		for range rounds {
 			x := math.Float32frombits(r.Uint32())
-			s := Scalars{Decay: x, OneMinusBeta1: 1, BiasCorrection2Sqrt: 1, Eps: 1}
+			s := Scalars[float32]{Decay: x, OneMinusBeta1: 1, BiasCorrection2Sqrt: 1, Eps: 1}
 			for _, s.MXCSR = range []uint32{NearestNoFlush, 0x3F80} {
-				span := Span{make([]float32, n), make([]float32, n), make([]float32, n), make([]float32, n), nil}
+				span := Span[float32]{make([]float32, n), make([]float32, n), make([]float32, n), make([]float32, n), nil}
 				for i := range n {
 					span.Param[i], span.Grad[i] = hardTriple(r, x)
 				}

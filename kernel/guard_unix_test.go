@@ -32,23 +32,26 @@ func newGuarded(t *testing.T) *guarded {
 }
 
 // place copies values to offset elements behind the first guard page or, from the end, before the second.
-func (g *guarded) place(values []float32, offset int, fromEnd bool) []float32 {
+func place[T Float](g *guarded, values []T, offset int, fromEnd bool) []T {
 	copy(g.page, canaries)
-	begin := 4 * offset
+	begin := nbytes[T](offset)
 	if fromEnd {
-		begin = len(g.page) - 4*(offset+len(values))
+		begin = len(g.page) - nbytes[T](offset+len(values))
 	}
 	if len(values) == 0 {
-		return []float32{}
+		return []T{}
 	}
-	placed := unsafe.Slice((*float32)(unsafe.Pointer(&g.page[begin])), len(values))
+	placed := unsafe.Slice((*T)(unsafe.Pointer(&g.page[begin])), len(values))
 	copy(placed, values)
 	return placed
 }
 
+// nbytes is how many bytes n elements have.
+func nbytes[T Float](n int) int { return n * int(unsafe.Sizeof(*new(T))) }
+
 // intact reports whether all canaries around n placed values are alive.
-func (g *guarded) intact(n, offset int, fromEnd bool) bool {
-	begin, end := 4*offset, 4*(offset+n)
+func intact[T Float](g *guarded, n, offset int, fromEnd bool) bool {
+	begin, end := nbytes[T](offset), nbytes[T](offset+n)
 	if fromEnd {
 		begin, end = len(g.page)-end, len(g.page)-begin
 	}
@@ -58,14 +61,18 @@ func (g *guarded) intact(n, offset int, fromEnd bool) bool {
 // TestStepStaysInside runs every kernel over every short length at every offset, at both ends of a page whose neighbours cannot
 // be touched.
 func TestStepStaysInside(t *testing.T) {
+	forEachElement(t, testStepStaysInside[float32], testStepStaysInside[float64])
+}
+
+func testStepStaysInside[T Float](t *testing.T) {
 	const longest, farthest = 130, 16
-	span, s, tile := ordinarySpan(longest), scalarCases[0].scalars, new(Tile)
+	span, s, tile := ordinarySpan[T](longest), ordinaryScalars[T](), new(Tile[T])
 	var pages [5]*guarded
 	for i := range pages {
 		pages[i] = newGuarded(t)
 	}
-	forEachKernel(t, func(t *testing.T, id string, b Backend, v Variant) {
-		k, ref := lookup(t, b, v), reference(t, b, v)
+	forEachKernel[T](t, func(t *testing.T, id string, b Backend, v Variant) {
+		k, ref := lookup[T](t, b, v), reference[T](t, b, v)
 		all := forVariant(span, v)
 		want := clone(all)
 		ref.Step(want, &s, tile)
@@ -89,20 +96,20 @@ func TestStepStaysInside(t *testing.T) {
 }
 
 // checkInside runs a kernel on a span placed in guarded pages and looks at what is in and around it afterwards.
-func checkInside(t *testing.T, id string, pages *[5]*guarded, k *Kernel, span, want Span, offset int, fromEnd bool, s *Scalars, tile *Tile) {
-	got := Span{
-		Param:    pages[0].place(span.Param, offset, fromEnd),
-		Grad:     pages[1].place(span.Grad, offset, fromEnd),
-		ExpAvg:   pages[2].place(span.ExpAvg, offset, fromEnd),
-		ExpAvgSq: pages[3].place(span.ExpAvgSq, offset, fromEnd),
+func checkInside[T Float](t *testing.T, id string, pages *[5]*guarded, k *Kernel[T], span, want Span[T], offset int, fromEnd bool, s *Scalars[T], tile *Tile[T]) {
+	got := Span[T]{
+		Param:    place(pages[0], span.Param, offset, fromEnd),
+		Grad:     place(pages[1], span.Grad, offset, fromEnd),
+		ExpAvg:   place(pages[2], span.ExpAvg, offset, fromEnd),
+		ExpAvgSq: place(pages[3], span.ExpAvgSq, offset, fromEnd),
 	}
 	if span.MaxExpAvgSq != nil {
-		got.MaxExpAvgSq = pages[4].place(span.MaxExpAvgSq, offset, fromEnd)
+		got.MaxExpAvgSq = place(pages[4], span.MaxExpAvgSq, offset, fromEnd)
 	}
 	k.Step(got, s, tile)
 	sameSpan(t, id, got, want)
 	for i, x := range arrays(got) {
-		if x.values != nil && !pages[i].intact(len(x.values), offset, fromEnd) {
+		if x.values != nil && !intact[T](pages[i], len(x.values), offset, fromEnd) {
 			t.Errorf("%s: %s was written outside its span", id, x.name)
 		}
 	}

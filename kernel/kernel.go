@@ -5,27 +5,30 @@ import (
 	"slices"
 )
 
-// Scalars are the constants of one step, each narrowed once from float64. Assembly reads the fields in place.
-type Scalars struct {
-	Decay               float32 // L2Decay: weight_decay; DecoupledDecay: 1 - lr*weight_decay
-	OneMinusBeta1       float32 // the weight of the new gradient in exp_avg
-	Beta2               float32
-	OneMinusBeta2       float32
-	BiasCorrection2Sqrt float32
-	Eps                 float32
-	NegStepSize         float32 // -step_size
-	MXCSR               uint32  // control word in force while a kernel works; it must mask all exceptions, as NearestNoFlush does
+// Float is an element of parameters and their state.
+type Float interface{ float32 | float64 }
+
+// Scalars are the constants of one step, each narrowed once from float64 to T. Assembly reads the fields in place.
+type Scalars[T Float] struct {
+	Decay               T // L2Decay: weight_decay; DecoupledDecay: 1 - lr*weight_decay
+	OneMinusBeta1       T // the weight of the new gradient in exp_avg
+	Beta2               T
+	OneMinusBeta2       T
+	BiasCorrection2Sqrt T
+	Eps                 T
+	NegStepSize         T      // -step_size
+	MXCSR               uint32 // control word in force while a kernel works; it must mask all exceptions, as NearestNoFlush does
 }
 
 // Span is a run of elements that a kernel updates in place. The slices have one length and do not overlap, except that
 // MaxExpAvgSq is nil unless the variant has AMSGrad. Grad is only read.
-type Span struct {
-	Param, Grad, ExpAvg, ExpAvgSq, MaxExpAvgSq []float32
+type Span[T Float] struct {
+	Param, Grad, ExpAvg, ExpAvgSq, MaxExpAvgSq []T
 }
 
 // slice is the part [begin, end) of the span.
-func (s Span) slice(begin, end int) Span {
-	part := Span{Param: s.Param[begin:end], Grad: s.Grad[begin:end], ExpAvg: s.ExpAvg[begin:end], ExpAvgSq: s.ExpAvgSq[begin:end]}
+func (s Span[T]) slice(begin, end int) Span[T] {
+	part := Span[T]{Param: s.Param[begin:end], Grad: s.Grad[begin:end], ExpAvg: s.ExpAvg[begin:end], ExpAvgSq: s.ExpAvgSq[begin:end]}
 	if s.MaxExpAvgSq != nil {
 		part.MaxExpAvgSq = s.MaxExpAvgSq[begin:end]
 	}
@@ -37,59 +40,62 @@ func (s Span) slice(begin, end int) Span {
 const TileLen = 1024
 
 // Tile holds the square roots of one tile. Each worker needs its own.
-type Tile [TileLen]float32
+type Tile[T Float] [TileLen]T
 
 // LibrarySquareRoot sets y[i] = sqrt(x[i]). The slices have one length, at most TileLen, and do not overlap. It is called with
 // the calling thread's own control word, not with Scalars.MXCSR.
-type LibrarySquareRoot func(y, x []float32)
+type LibrarySquareRoot[T Float] func(y, x []T)
 
 // A spanFunc works on a whole span: all of the update, or its first stage up to exp_avg_sq and max_exp_avg_sq.
-type spanFunc func(span Span, s *Scalars)
+type spanFunc[T Float] func(span Span[T], s *Scalars[T])
 
 // An updateFunc is the second stage: param, by the square roots in root. The span has at most TileLen elements.
-type updateFunc func(span Span, root *Tile, s *Scalars)
+type updateFunc[T Float] func(span Span[T], root *Tile[T], s *Scalars[T])
 
 // stages are the functions that make up a kernel: step alone, or, around a Library square root, moments and update.
-type stages struct {
-	step    spanFunc
-	moments spanFunc
-	update  updateFunc
+type stages[T Float] struct {
+	step    spanFunc[T]
+	moments spanFunc[T]
+	update  updateFunc[T]
 }
 
-// Kernel is one variant on one backend.
-type Kernel struct {
-	stages
-	library  LibrarySquareRoot
+// A sqrtFunc sets y[i] = sqrt(x[i]) under a control word.
+type sqrtFunc[T Float] func(y, x []T, mxcsr uint32)
+
+// Kernel is one variant on one backend, for elements T.
+type Kernel[T Float] struct {
+	stages[T]
+	library  LibrarySquareRoot[T]
 	amsgrad  bool
 	assembly bool
 }
 
 // Lookup finds the kernel of a variant on a backend. A caller does so once for many spans. The library function is nil unless
 // the variant's square root is Library.
-func Lookup(b Backend, v Variant, library LibrarySquareRoot) (Kernel, error) {
+func Lookup[T Float](b Backend, v Variant, library LibrarySquareRoot[T]) (Kernel[T], error) {
 	switch {
 	case !slices.Contains(available, b):
-		return Kernel{}, fmt.Errorf("kernel: backend %v is not available here", b)
-	case !b.Has(v.SquareRoot):
-		return Kernel{}, fmt.Errorf("kernel: backend %v has no square root %v", b, v.SquareRoot)
+		return Kernel[T]{}, fmt.Errorf("kernel: backend %v is not available here", b)
+	case !Has[T](b, v.SquareRoot):
+		return Kernel[T]{}, fmt.Errorf("kernel: backend %v has no square root %v of %T", b, v.SquareRoot, *new(T))
 	case v.SquareRoot == Library && library == nil:
-		return Kernel{}, fmt.Errorf("kernel: square root %v needs a function", v.SquareRoot)
+		return Kernel[T]{}, fmt.Errorf("kernel: square root %v needs a function", v.SquareRoot)
 	}
-	k := Kernel{amsgrad: v.AMSGrad, assembly: b != Generic}
+	k := Kernel[T]{amsgrad: v.AMSGrad, assembly: b != Generic}
 	if v.SquareRoot == Library {
 		k.library = library
 	}
 	if b == Generic {
-		k.stages = genericStages(v)
+		k.stages = genericStages[T](v)
 	} else {
-		k.stages = assemblyStages(b, v)
+		k.stages = assemblyStages[T](b, v)
 	}
 	return k, nil
 }
 
 // Step updates a span in place, by the algorithm in the package's documentation. It allocates nothing. The tile may be nil
 // unless the square root is Library.
-func (k *Kernel) Step(span Span, s *Scalars, tile *Tile) {
+func (k *Kernel[T]) Step(span Span[T], s *Scalars[T], tile *Tile[T]) {
 	if k.assembly {
 		markSpan(span)
 	}
@@ -111,16 +117,16 @@ func (k *Kernel) Step(span Span, s *Scalars, tile *Tile) {
 
 // Sqrt sets y[i] = sqrt(x[i]) by the very instructions of backend b's kernels, rounding to nearest without flushing. It is for
 // finding out which square root reproduces another one.
-func Sqrt(b Backend, r SquareRoot, y, x []float32) error {
+func Sqrt[T Float](b Backend, r SquareRoot, y, x []T) error {
 	switch {
 	case !slices.Contains(available, b):
 		return fmt.Errorf("kernel: backend %v is not available here", b)
-	case r == Library, !b.Has(r):
-		return fmt.Errorf("kernel: backend %v has no square root %v", b, r)
+	case r == Library, !Has[T](b, r):
+		return fmt.Errorf("kernel: backend %v has no square root %v of %T", b, r, *new(T))
 	case b == Generic:
 		sqrtGeneric(y, x, NearestNoFlush)
 	default:
-		assemblySqrt(b, r)(y, x, NearestNoFlush)
+		assemblySqrt[T](b, r)(y, x, NearestNoFlush)
 	}
 	return nil
 }

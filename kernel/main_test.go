@@ -51,9 +51,9 @@ func backends() []Backend {
 	return Available()
 }
 
-// variants lists the variants that a backend has.
-func variants(b Backend) []Variant {
-	return slices.DeleteFunc(Variants(), func(v Variant) bool { return !b.Has(v.SquareRoot) })
+// variants lists the variants that a backend has of an element.
+func variants[T Float](b Backend) []Variant {
+	return slices.DeleteFunc(Variants(), func(v Variant) bool { return !Has[T](b, v.SquareRoot) })
 }
 
 func TestRequiredBackendsAreAvailable(t *testing.T) {
@@ -89,22 +89,31 @@ func TestVariantsAreIndexedAndNamedOnce(t *testing.T) {
 }
 
 func TestLookupRefuses(t *testing.T) {
-	_, err := Lookup(Generic, Variant{SquareRoot: Goldschmidt}, nil)
-	assert.ErrorContains(t, err, "backend generic has no square root goldschmidt")
+	forEachElement(t, testLookupRefuses[float32], testLookupRefuses[float64])
+	_, err := Lookup[float32](Generic, Variant{SquareRoot: Goldschmidt}, nil)
+	assert.EqualError(t, err, "kernel: backend generic has no square root goldschmidt of float32")
 	for _, b := range backends() {
 		if b != AVX512 {
-			_, err := Lookup(b, Variant{SquareRoot: Newton}, nil)
-			assert.ErrorContains(t, err, "has no square root newton", b)
+			_, err := Lookup[float32](b, Variant{SquareRoot: Newton}, nil)
+			assert.ErrorContains(t, err, "has no square root newton of float32", b)
+		}
+		for _, r := range []SquareRoot{Goldschmidt, Newton} {
+			_, err = Lookup[float64](b, Variant{SquareRoot: r}, nil)
+			assert.EqualError(t, err, fmt.Sprintf("kernel: backend %v has no square root %v of float64", b, r))
+			assert.EqualError(t, Sqrt[float64](b, r, nil, nil), fmt.Sprintf("kernel: backend %v has no square root %v of float64", b, r))
 		}
 	}
-	_, err = Lookup(Generic, Variant{SquareRoot: Library}, nil)
+}
+
+func testLookupRefuses[T Float](t *testing.T) {
+	_, err := Lookup[T](Generic, Variant{SquareRoot: Library}, nil)
 	assert.ErrorContains(t, err, "square root library needs a function")
-	assert.ErrorContains(t, Sqrt(Generic, Library, nil, nil), "no square root library")
+	assert.ErrorContains(t, Sqrt[T](Generic, Library, nil, nil), "no square root library")
 	for _, b := range []Backend{AVX2, AVX512} {
 		if !slices.Contains(Available(), b) {
-			_, err = Lookup(b, Variant{}, nil)
+			_, err = Lookup[T](b, Variant{}, nil)
 			assert.ErrorContains(t, err, "not available")
-			assert.ErrorContains(t, Sqrt(b, IEEE, nil, nil), "not available")
+			assert.ErrorContains(t, Sqrt[T](b, IEEE, nil, nil), "not available")
 		}
 	}
 }

@@ -2,4 +2,4 @@
 
 package kernel
 
-func markSpan(Span) {}
+func markSpan[T Float](Span[T]) {}

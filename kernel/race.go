@@ -8,15 +8,15 @@ import (
 )
 
 // markSpan tells the race detector what an assembly kernel is about to read and write, since it cannot see assembly do it.
-func markSpan(span Span) {
+func markSpan[T Float](span Span[T]) {
 	mark(span.Grad, runtime.RaceReadRange)
-	for _, written := range [...][]float32{span.Param, span.ExpAvg, span.ExpAvgSq, span.MaxExpAvgSq} {
+	for _, written := range [...][]T{span.Param, span.ExpAvg, span.ExpAvgSq, span.MaxExpAvgSq} {
 		mark(written, runtime.RaceWriteRange)
 	}
 }
 
-func mark(x []float32, report func(unsafe.Pointer, int)) {
+func mark[T Float](x []T, report func(unsafe.Pointer, int)) {
 	if len(x) > 0 {
-		report(unsafe.Pointer(unsafe.SliceData(x)), len(x)*4)
+		report(unsafe.Pointer(unsafe.SliceData(x)), len(x)*int(unsafe.Sizeof(x[0])))
 	}
 }

@@ -13,7 +13,7 @@ import (
 const hasControlWord = true
 
 // estimates are the functions that give RSQRTPS as it is.
-var estimates = map[Backend]func(y, x []float32, mxcsr uint32){AVX2: sqrtAVX2_estimate, AVX512: sqrtAVX512_estimate}
+var estimates = map[Backend]func(y, x []float32, mxcsr uint32){AVX2: sqrtAVX2_float32_estimate, AVX512: sqrtAVX512_float32_estimate}
 
 // goldschmidt is the formula in Go, from the CPU's estimate of 1/sqrt(x).
 func goldschmidt(x, estimate float32) float32 {
@@ -28,7 +28,7 @@ func goldschmidt(x, estimate float32) float32 {
 }
 
 func TestGoldschmidtIsItsFormula(t *testing.T) {
-	x := sqrtInputs(1 << 20)
+	x := sqrtInputs[float32](1 << 20)
 	estimate, want := make([]float32, len(x)), make([]float32, len(x))
 	for _, b := range backends() {
 		if b == Generic {
@@ -60,7 +60,7 @@ func newton(x, estimate, scaledEstimate float32) float32 {
 }
 
 func TestNewtonIsItsFormula(t *testing.T) {
-	x := sqrtInputs(1 << 20)
+	x := sqrtInputs[float32](1 << 20)
 	for bits := uint32(0x0c800000 - 1000); bits < 0x0c800000+1000; bits++ {
 		x = append(x, math.Float32frombits(bits))
 	}
@@ -68,14 +68,14 @@ func TestNewtonIsItsFormula(t *testing.T) {
 	scaled, estimate, scaledEstimate := make([]float32, n), make([]float32, n), make([]float32, n)
 	got, want := make([]float32, n), make([]float32, n)
 	for _, b := range backends() {
-		if !b.Has(Newton) {
+		if !Has[float32](b, Newton) {
 			continue
 		}
 		for i := range x {
 			scaled[i] = x[i] * 0x1p64
 		}
-		sqrtAVX512_estimate14(estimate, x, NearestNoFlush)
-		sqrtAVX512_estimate14(scaledEstimate, scaled, NearestNoFlush)
+		sqrtAVX512_float32_estimate14(estimate, x, NearestNoFlush)
+		sqrtAVX512_float32_estimate14(scaledEstimate, scaled, NearestNoFlush)
 		for i := range x {
 			want[i] = newton(x[i], estimate[i], scaledEstimate[i])
 		}
@@ -85,7 +85,7 @@ func TestNewtonIsItsFormula(t *testing.T) {
 }
 
 func TestBackendsAgreeOnEstimate(t *testing.T) {
-	x := sqrtInputs(1 << 16)
+	x := sqrtInputs[float32](1 << 16)
 	want := make([]float32, len(x))
 	for i, b := range backends()[1:] {
 		got := make([]float32, len(x))
@@ -100,21 +100,21 @@ func TestBackendsAgreeOnEstimate(t *testing.T) {
 // TestEstimatedStepFollowsControlWord compares a step under each control word with the portable one around the same square
 // root under the same control word.
 func TestEstimatedStepFollowsControlWord(t *testing.T) {
-	span := ordinarySpan(499)
+	span := ordinarySpan[float32](499)
 	for _, b := range backends() {
-		for _, v := range variants(b) {
+		for _, v := range variants[float32](b) {
 			if !v.SquareRoot.Estimated() {
 				continue
 			}
 			for _, word := range controlWords {
-				s, around := scalarCases[0].scalars, v
+				s, around := ordinaryScalars[float32](), v
 				s.MXCSR, around.SquareRoot = word, Library
-				k := lookup(t, b, v)
-				ref, err := Lookup(Generic, around, func(y, x []float32) { assemblySqrt(b, v.SquareRoot)(y, x, word) })
+				k := lookup[float32](t, b, v)
+				ref, err := Lookup(Generic, around, func(y, x []float32) { assemblySqrt[float32](b, v.SquareRoot)(y, x, word) })
 				require.NoError(t, err)
 				got, want := forVariant(clone(span), v), forVariant(clone(span), v)
 				k.Step(got, &s, nil)
-				ref.Step(want, &s, new(Tile))
+				ref.Step(want, &s, new(Tile[float32]))
 				sameSpan(t, fmt.Sprintf("%v/%v/mxcsr=%04x", b, v, word), got, want)
 			}
 		}

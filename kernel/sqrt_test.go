@@ -4,42 +4,47 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 )
 
 // sqrtInputs has values from every binade, the denormals and the edges, about n in all.
-func sqrtInputs(n int) []float32 {
-	x := append([]float32{}, specials...)
-	for _, edge := range []uint32{0, 0x00800000, 0x3f800000, 0x40800000, 0x7f7ff800, 0x7f800000, 0x80000000, 0x80800000} {
-		for d := range uint32(32) {
-			x = append(x, math.Float32frombits(edge+d-16))
+func sqrtInputs[T Float](n int) []T {
+	x := specials[T]()
+	for _, edge := range []T{0, specials[T]()[12], 1, 4, T(math.Float32frombits(0x7f7ff800)), T(math.Inf(1))} {
+		for d := range uint64(32) {
+			x = append(x, fromBits[T](bitsOf(edge)+d-16), fromBits[T](bitsOf(-edge)+d-16))
 		}
 	}
-	for bits := uint64(0); bits < 1<<32; bits += 1 << 32 / uint64(n) {
-		x = append(x, math.Float32frombits(uint32(bits)+uint32(bits>>17)))
+	bits := uint64(0)
+	for range n {
+		bits += 0x9E3779B97F4A7C15 // 2^64 divided by the golden ratio: evenly spread in the upper bits, of every kind in the lower ones
+		x = append(x, fromBits[T](bits>>(64-8*unsafe.Sizeof(*new(T)))))
 	}
 	return x
 }
 
-func TestSqrtIEEE(t *testing.T) {
-	x := sqrtInputs(1 << 18)
-	want := make([]float32, len(x))
+func TestSqrtIEEE(t *testing.T) { forEachElement(t, testSqrtIEEE[float32], testSqrtIEEE[float64]) }
+
+func testSqrtIEEE[T Float](t *testing.T) {
+	x := sqrtInputs[T](1 << 18)
+	want := make([]T, len(x))
 	for i := range x {
-		want[i] = float32(math.Sqrt(float64(x[i])))
+		want[i] = T(math.Sqrt(float64(x[i])))
 	}
 	for _, b := range backends() {
-		got := make([]float32, len(x))
+		got := make([]T, len(x))
 		require.NoError(t, Sqrt(b, IEEE, got, x))
 		sameValues(t, fmt.Sprintf("%v/ieee", b), got, want)
 	}
 }
 
 func TestEstimatedIsWithinOneULP(t *testing.T) {
-	x := sqrtInputs(1 << 18)
+	x := sqrtInputs[float32](1 << 18)
 	for _, b := range backends() {
 		for _, r := range []SquareRoot{Goldschmidt, Newton} {
-			if !b.Has(r) {
+			if !Has[float32](b, r) {
 				continue
 			}
 			id := fmt.Sprintf("%v/%v", b, r)

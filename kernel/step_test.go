@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 )
@@ -14,9 +15,9 @@ import (
 var controlWords = []uint32{NearestNoFlush, NearestNoFlush | FlushMask, 0x3F80, 0x5F80, 0x7F80 | FlushMask}
 
 // forEachKernel runs a test on every variant of every backend, under names such as avx2/l2_amsgrad/fma/ieee.
-func forEachKernel(t *testing.T, test func(t *testing.T, id string, b Backend, v Variant)) {
+func forEachKernel[T Float](t *testing.T, test func(t *testing.T, id string, b Backend, v Variant)) {
 	for _, b := range backends() {
-		for _, v := range variants(b) {
+		for _, v := range variants[T](b) {
 			id := fmt.Sprintf("%v/%v", b, v)
 			t.Run(id, func(t *testing.T) { test(t, id, b, v) })
 		}
@@ -24,23 +25,27 @@ func forEachKernel(t *testing.T, test func(t *testing.T, id string, b Backend, v
 }
 
 // checkStep compares one step of a kernel with the reference.
-func checkStep(t testing.TB, id string, b Backend, v Variant, span Span, s *Scalars) bool {
+func checkStep[T Float](t testing.TB, id string, b Backend, v Variant, span Span[T], s *Scalars[T]) bool {
 	t.Helper()
 	span = forVariant(span, v)
 	got, want := clone(span), clone(span)
-	k, ref := lookup(t, b, v), reference(t, b, v)
-	k.Step(got, s, new(Tile))
-	ref.Step(want, s, new(Tile))
+	k, ref := lookup[T](t, b, v), reference[T](t, b, v)
+	k.Step(got, s, new(Tile[T]))
+	ref.Step(want, s, new(Tile[T]))
 	return sameSpan(t, id, got, want) && sameValues(t, id+": grad after the step", got.Grad, span.Grad)
 }
 
 func TestStepMatchesGeneric(t *testing.T) {
-	ordinary, special := ordinarySpan(999), specialSpan()
+	forEachElement(t, testStepMatchesGeneric[float32], testStepMatchesGeneric[float64])
+}
+
+func testStepMatchesGeneric[T Float](t *testing.T) {
+	ordinary, special := ordinarySpan[T](999), specialSpan[T]()
 	if testing.Short() {
 		special = everyNth(special, 5)
 	}
-	forEachKernel(t, func(t *testing.T, id string, b Backend, v Variant) {
-		for i, c := range scalarCases {
+	forEachKernel[T](t, func(t *testing.T, id string, b Backend, v Variant) {
+		for i, c := range scalarCases[T]() {
 			if testing.Short() && i%3 != v.index()%3 {
 				continue
 			}
@@ -51,20 +56,25 @@ func TestStepMatchesGeneric(t *testing.T) {
 }
 
 func TestStepFollowsControlWord(t *testing.T) {
-	span := ordinarySpan(499)
+	forEachElement(t, testStepFollowsControlWord[float32], testStepFollowsControlWord[float64])
+}
+
+func testStepFollowsControlWord[T Float](t *testing.T) {
+	span := ordinarySpan[T](499)
+	smallestNormal := specials[T]()[12]
 	for i := range span.Param { // results among the denormals, to be flushed or not
 		if i%2 == 0 {
-			span.Grad[i] *= 0x1p-60
-			span.ExpAvg[i] *= 0x1p-124
-			span.ExpAvgSq[i] *= 0x1p-120
-			span.MaxExpAvgSq[i] *= 0x1p-122
+			span.Grad[i] *= sqrt(smallestNormal) * 8
+			span.ExpAvg[i] *= smallestNormal * 4
+			span.ExpAvgSq[i] *= smallestNormal * 64
+			span.MaxExpAvgSq[i] *= smallestNormal * 16
 		}
 	}
-	forEachKernel(t, func(t *testing.T, id string, b Backend, v Variant) {
+	forEachKernel[T](t, func(t *testing.T, id string, b Backend, v Variant) {
 		if v.SquareRoot.Estimated() {
 			return // the reference would take its square roots under another control word: see TestEstimatedStepFollowsControlWord
 		}
-		s := scalarCases[0].scalars
+		s := ordinaryScalars[T]()
 		for _, s.MXCSR = range controlWords {
 			checkStep(t, fmt.Sprintf("%s/mxcsr=%04x", id, s.MXCSR), b, v, span, &s)
 		}
@@ -72,16 +82,20 @@ func TestStepFollowsControlWord(t *testing.T) {
 }
 
 func TestControlWordMatters(t *testing.T) {
+	forEachElement(t, testControlWordMatters[float32], testControlWordMatters[float64])
+}
+
+func testControlWordMatters[T Float](t *testing.T) {
 	if !hasControlWord {
 		assert.EqualValues(t, NearestNoFlush, MXCSR())
 		return
 	}
-	v, span := Variant{}, ordinarySpan(499)
+	v, span := Variant{}, ordinarySpan[T](499)
 	for _, b := range backends() {
-		k := lookup(t, b, v)
-		results := make([]Span, len(controlWords))
+		k := lookup[T](t, b, v)
+		results := make([]Span[T], len(controlWords))
 		for i, word := range controlWords {
-			s := scalarCases[0].scalars
+			s := ordinaryScalars[T]()
 			s.MXCSR = word
 			results[i] = forVariant(clone(span), v)
 			for range 3 {
@@ -94,13 +108,17 @@ func TestControlWordMatters(t *testing.T) {
 }
 
 func TestStepRestoresControlWord(t *testing.T) {
+	forEachElement(t, testStepRestoresControlWord[float32], testStepRestoresControlWord[float64])
+}
+
+func testStepRestoresControlWord[T Float](t *testing.T) {
 	const flags = 0x3f // a Library function may raise them
-	span := ordinarySpan(99)
-	forEachKernel(t, func(t *testing.T, _ string, b Backend, v Variant) {
-		k, s, span := lookup(t, b, v), scalarCases[0].scalars, forVariant(clone(span), v)
+	span := ordinarySpan[T](99)
+	forEachKernel[T](t, func(t *testing.T, _ string, b Backend, v Variant) {
+		k, s, span := lookup[T](t, b, v), ordinaryScalars[T](), forVariant(clone(span), v)
 		initial := enterControl(0x5F80) // rounding up, as no kernel would by itself
 		before := MXCSR()
-		k.Step(span, &s, new(Tile))
+		k.Step(span, &s, new(Tile[T]))
 		after := MXCSR()
 		leaveControl(initial)
 		assert.Equal(t, before&^flags, after&^flags, "%04x is not %04x", after, before)
@@ -108,12 +126,16 @@ func TestStepRestoresControlWord(t *testing.T) {
 }
 
 func TestStepOverTiles(t *testing.T) {
+	forEachElement(t, testStepOverTiles[float32], testStepOverTiles[float64])
+}
+
+func testStepOverTiles[T Float](t *testing.T) {
 	lengths := []int{0, 1, TileLen - 1, TileLen, TileLen + 1, 2*TileLen - 1, 2 * TileLen, 2*TileLen + 1, 3*TileLen + 17}
 	if testing.Short() {
 		lengths = []int{0, TileLen - 1, TileLen + 1}
 	}
-	span, s := ordinarySpan(slices.Max(lengths)), scalarCases[0].scalars
-	forEachKernel(t, func(t *testing.T, id string, b Backend, v Variant) {
+	span, s := ordinarySpan[T](slices.Max(lengths)), ordinaryScalars[T]()
+	forEachKernel[T](t, func(t *testing.T, id string, b Backend, v Variant) {
 		whole := v
 		if v.SquareRoot == Library {
 			whole.SquareRoot = IEEE
@@ -121,7 +143,7 @@ func TestStepOverTiles(t *testing.T) {
 		for _, n := range lengths {
 			// A library that takes the IEEE square root makes the two stages equal to the one pass.
 			var tiles []int
-			k, err := Lookup(b, v, func(y, x []float32) {
+			k, err := Lookup(b, v, func(y, x []T) {
 				tiles = append(tiles, len(x))
 				sqrtGeneric(y, x, NearestNoFlush)
 			})
@@ -129,9 +151,9 @@ func TestStepOverTiles(t *testing.T) {
 				return
 			}
 			got, want := forVariant(clone(span.slice(0, n)), v), forVariant(clone(span.slice(0, n)), v)
-			k.Step(got, &s, new(Tile))
-			ref := reference(t, b, whole)
-			ref.Step(want, &s, new(Tile))
+			k.Step(got, &s, new(Tile[T]))
+			ref := reference[T](t, b, whole)
+			ref.Step(want, &s, new(Tile[T]))
 			sameSpan(t, fmt.Sprintf("%s/n=%d", id, n), got, want)
 			if v.SquareRoot == Library {
 				var wantTiles []int
@@ -145,50 +167,63 @@ func TestStepOverTiles(t *testing.T) {
 }
 
 func TestStepAllocatesNothing(t *testing.T) {
-	span, s, tile := ordinarySpan(TileLen+5), scalarCases[0].scalars, new(Tile)
-	forEachKernel(t, func(t *testing.T, _ string, b Backend, v Variant) {
-		k, span := lookup(t, b, v), forVariant(clone(span), v)
+	forEachElement(t, testStepAllocatesNothing[float32], testStepAllocatesNothing[float64])
+}
+
+func testStepAllocatesNothing[T Float](t *testing.T) {
+	span, s, tile := ordinarySpan[T](TileLen+5), ordinaryScalars[T](), new(Tile[T])
+	forEachKernel[T](t, func(t *testing.T, _ string, b Backend, v Variant) {
+		k, span := lookup[T](t, b, v), forVariant(clone(span), v)
 		assert.Zero(t, testing.AllocsPerRun(3, func() { k.Step(span, &s, tile) }))
 	})
 }
 
 func TestMaximumIsNaNIfEitherIs(t *testing.T) {
-	nan := float32(math.NaN())
-	s := Scalars{OneMinusBeta1: 0.1, Beta2: 1, BiasCorrection2Sqrt: 1, Eps: 1, MXCSR: NearestNoFlush} // exp_avg_sq stays as it is
-	cases := []struct{ max, expAvgSq, want float32 }{{nan, 1, nan}, {1, nan, nan}, {nan, nan, nan}, {1, 2, 2}, {2, 1, 2}, {0, 0, 0}}
+	forEachElement(t, testMaximumIsNaNIfEitherIs[float32], testMaximumIsNaNIfEitherIs[float64])
+}
+
+func testMaximumIsNaNIfEitherIs[T Float](t *testing.T) {
+	nan := T(math.NaN())
+	s := Scalars[T]{OneMinusBeta1: 0.1, Beta2: 1, BiasCorrection2Sqrt: 1, Eps: 1, MXCSR: NearestNoFlush} // exp_avg_sq stays as it is
+	cases := []struct{ max, expAvgSq, want T }{{nan, 1, nan}, {1, nan, nan}, {nan, nan, nan}, {1, 2, 2}, {2, 1, 2}, {0, 0, 0}}
 	for _, b := range backends() {
-		k := lookup(t, b, Variant{AMSGrad: true})
+		k := lookup[T](t, b, Variant{AMSGrad: true})
 		for _, c := range cases {
 			for _, n := range []int{1, 16} { // tail, body
-				span := Span{make([]float32, n), make([]float32, n), make([]float32, n), slices.Repeat([]float32{c.expAvgSq}, n), slices.Repeat([]float32{c.max}, n)}
+				span := Span[T]{make([]T, n), make([]T, n), make([]T, n), slices.Repeat([]T{c.expAvgSq}, n), slices.Repeat([]T{c.max}, n)}
 				k.Step(span, &s, nil)
 				id := fmt.Sprintf("%v: maximum(%x, %x)", b, c.max, c.expAvgSq)
-				sameValues(t, id, span.MaxExpAvgSq, slices.Repeat([]float32{c.want}, n))
+				sameValues(t, id, span.MaxExpAvgSq, slices.Repeat([]T{c.want}, n))
 			}
 		}
 	}
 }
 
-// FuzzStep takes four float32 an element, bit patterns as they come.
-func FuzzStep(f *testing.F) {
+func FuzzStepFloat32(f *testing.F) { fuzzStep[float32](f) }
+
+func FuzzStepFloat64(f *testing.F) { fuzzStep[float64](f) }
+
+// fuzzStep takes four elements of a span from the data one after another, bit patterns as they come.
+func fuzzStep[T Float](f *testing.F) {
+	nbytes := int(unsafe.Sizeof(*new(T)))
 	f.Add(uint8(0), uint8(0), uint8(0), []byte("sixteen bytes of four float32 values, and some more for the tail"))
-	f.Add(uint8(40), uint8(7), uint8(3), make([]byte, 16*21))
+	f.Add(uint8(40), uint8(7), uint8(3), make([]byte, 4*nbytes*21))
 	f.Fuzz(func(t *testing.T, variant, scalarCase, word uint8, data []byte) {
-		v, n := Variants()[int(variant)%numVariants], len(data)/16
-		s := scalarCases[int(scalarCase)%len(scalarCases)].scalars
+		v, n, cases := Variants()[int(variant)%numVariants], len(data)/(4*nbytes), scalarCases[T]()
+		s := cases[int(scalarCase)%len(cases)].scalars
 		if !v.SquareRoot.Estimated() {
 			s.MXCSR = controlWords[int(word)%len(controlWords)]
 		}
-		column := func(k int) []float32 {
-			x := make([]float32, n)
-			for i := range x {
-				x[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[16*i+4*k:]))
+		column := func(k int) []T {
+			x := make([]T, n)
+			if _, err := binary.Decode(data[k*n*nbytes:], binary.LittleEndian, x); err != nil {
+				t.Fatal(err)
 			}
 			return x
 		}
-		span := Span{column(0), column(1), column(2), column(3), column(1)}
+		span := Span[T]{column(0), column(1), column(2), column(3), column(1)}
 		for _, b := range backends() {
-			if b != Generic {
+			if b != Generic && Has[T](b, v.SquareRoot) {
 				checkStep(t, fmt.Sprintf("%v/%v/n=%d", b, v, n), b, v, span, &s)
 			}
 		}

@@ -42,8 +42,11 @@ func (r SquareRoot) String() string {
 // nearest without flushing: its small intermediate results are the library's own matter.
 func (r SquareRoot) Estimated() bool { return r == Goldschmidt || r == Newton }
 
-// Has reports whether backend b can take the square root r: an estimate is an instruction of some CPUs.
-func (b Backend) Has(r SquareRoot) bool {
+// Has reports whether backend b can take the square root r of a T: an estimate is an instruction of some CPUs, for float32.
+func Has[T Float](b Backend, r SquareRoot) bool {
+	if _, double := any(*new(T)).(float64); double {
+		return !r.Estimated()
+	}
 	switch r {
 	case Goldschmidt:
 		return b != Generic
@@ -53,7 +56,7 @@ func (b Backend) Has(r SquareRoot) bool {
 	return true
 }
 
-// Variant is one specialisation of the update. A backend has one kernel for each whose square root it can take.
+// Variant is one specialisation of the update. A backend has one kernel of an element for each whose square root it can take.
 type Variant struct {
 	Decay      Decay
 	AMSGrad    bool

@@ -13,12 +13,12 @@ import (
 )
 
 // The formulas of package kernel's documentation, one vector of elements at a time. This file reads the same for every
-// instruction set; isa.go has what differs, frame.go what surrounds the formulas.
+// instruction set and element; isa.go and element.go have what differs, frame.go what surrounds the formulas.
 
 // stepKernel defines the whole update of one variant.
 func stepKernel(m isa, v kernel.Variant) {
 	symbol := stepSymbol(m, v)
-	TEXT(symbol, NOSPLIT, "func(span Span, s *Scalars)")
+	TEXT(symbol, NOSPLIT, signature(m, "func(span Span[T], s *Scalars[T])"))
 	Doc(fmt.Sprintf("%s is the update %v. It works like generic.step.", symbol, v))
 	span, s := loadSpan(v), Dereference(Param("s"))
 	underControl(address(s.Field("MXCSR")), func() {
@@ -33,7 +33,7 @@ func stepKernel(m isa, v kernel.Variant) {
 // momentsKernel defines the stage of the update that comes before a library's square root.
 func momentsKernel(m isa, v kernel.Variant) {
 	symbol := momentsSymbol(m, v)
-	TEXT(symbol, NOSPLIT, "func(span Span, s *Scalars)")
+	TEXT(symbol, NOSPLIT, signature(m, "func(span Span[T], s *Scalars[T])"))
 	Doc(symbol + " is the stage before a library's square root. It works like generic.moments.")
 	span, s := loadSpan(v), Dereference(Param("s"))
 	underControl(address(s.Field("MXCSR")), func() {
@@ -45,7 +45,7 @@ func momentsKernel(m isa, v kernel.Variant) {
 // updateKernel defines the stage of the update that comes after a library's square root.
 func updateKernel(m isa, v kernel.Variant) {
 	symbol := updateSymbol(m, v)
-	TEXT(symbol, NOSPLIT, "func(span Span, root *Tile, s *Scalars)")
+	TEXT(symbol, NOSPLIT, signature(m, "func(span Span[T], root *Tile[T], s *Scalars[T])"))
 	Doc(symbol + " is the stage after a library's square root. It works like generic.update.")
 	span, roots, s := loadSpan(v), Load(Param("root"), GP64()), Dereference(Param("s"))
 	underControl(address(s.Field("MXCSR")), func() {
@@ -58,7 +58,7 @@ func updateKernel(m isa, v kernel.Variant) {
 // the "estimate14" of newton.
 func sqrtKernel(m isa, name string) {
 	symbol := sqrtSymbol(m, name)
-	TEXT(symbol, NOSPLIT, "func(y, x []float32, mxcsr uint32)")
+	TEXT(symbol, NOSPLIT, signature(m, "func(y, x []T, mxcsr uint32)"))
 	if strings.HasPrefix(name, "estimate") {
 		Doc(symbol + " sets y[i] to the CPU's estimate of 1/sqrt(x[i]).")
 	} else {
@@ -100,7 +100,7 @@ type moments struct {
 func newMoments(m isa, v kernel.Variant, span span, s gotypes.Component) moments {
 	k := moments{isa: m, Variant: v, span: span}
 	if v.Maximize {
-		k.signBit = m.Constant("signBit", 1<<31)
+		k.signBit = m.Constant("signBit", m.Element().signBit())
 	}
 	if v.Decay == kernel.L2Decay {
 		k.decay = broadcast(m, s.Field("Decay"))
@@ -108,7 +108,7 @@ func newMoments(m isa, v kernel.Variant, span span, s gotypes.Component) moments
 	weight := broadcast(m, s.Field("OneMinusBeta1"))
 	Comment("weight = weight-1 unless |weight| < 0.5")
 	k.far = m.Far(weight)
-	k.weight = m.Select(k.far, add(m, weight, m.Constant("minusOne", 0xbf800000)), weight)
+	k.weight = m.Select(k.far, add(m, weight, m.Constant("minusOne", m.Element().bits(-1))), weight)
 	k.beta2 = broadcast(m, s.Field("Beta2"))
 	k.oneMinusBeta2 = broadcast(m, s.Field("OneMinusBeta2"))
 	return k
@@ -187,9 +187,7 @@ func newRoot(m isa, name string) func(x reg.VecVirtual, at place) reg.VecVirtual
 	case "ieee":
 		return func(x reg.VecVirtual, _ place) reg.VecVirtual {
 			Comment("root = sqrt(second)")
-			root := m.Vector()
-			VSQRTPS(x, root)
-			return root
+			return result(m, func(z Op) { m.Element().sqrt(x, z) })
 		}
 	case "estimate":
 		return func(x reg.VecVirtual, _ place) reg.VecVirtual { return m.ReciprocalRootEstimate(x) }
@@ -238,10 +236,10 @@ func newRoot(m isa, name string) func(x reg.VecVirtual, at place) reg.VecVirtual
 // multiplyAdd is sum = x*y + sum, rounded once or twice.
 func multiplyAdd(m isa, a kernel.Arithmetic, x, y, sum reg.VecVirtual) {
 	if a == kernel.FMA {
-		VFMADD231PS(y, x, sum)
+		m.Element().multiplyAdd(y, x, sum)
 		return
 	}
-	VADDPS(mul(m, x, y), sum, sum)
+	m.Element().add(mul(m, x, y), sum, sum)
 }
 
 // sumText is the formula of multiplyAdd.
@@ -255,16 +253,20 @@ func sumText(a kernel.Arithmetic, x, y, sum string) string {
 // The operations return a new register each: x+y, x-y, x*y, x/y.
 
 func add(m isa, x reg.VecVirtual, y Op) reg.VecVirtual {
-	return result(m, func(z Op) { VADDPS(y, x, z) })
+	return result(m, func(z Op) { m.Element().add(y, x, z) })
 }
 
-func sub(m isa, x, y reg.VecVirtual) reg.VecVirtual { return result(m, func(z Op) { VSUBPS(y, x, z) }) }
+func sub(m isa, x, y reg.VecVirtual) reg.VecVirtual {
+	return result(m, func(z Op) { m.Element().sub(y, x, z) })
+}
 
 func mul(m isa, x reg.VecVirtual, y Op) reg.VecVirtual {
-	return result(m, func(z Op) { VMULPS(y, x, z) })
+	return result(m, func(z Op) { m.Element().mul(y, x, z) })
 }
 
-func div(m isa, x, y reg.VecVirtual) reg.VecVirtual { return result(m, func(z Op) { VDIVPS(y, x, z) }) }
+func div(m isa, x, y reg.VecVirtual) reg.VecVirtual {
+	return result(m, func(z Op) { m.Element().div(y, x, z) })
+}
 
 func result(m isa, operation func(z Op)) reg.VecVirtual {
 	z := m.Vector()

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strings"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/gotypes"
 	. "github.com/mmcloughlin/avo/operand"
@@ -48,6 +50,11 @@ func underControl(word Mem, code func()) {
 	RET()
 }
 
+// signature puts the element type in the place of T.
+func signature(m isa, function string) string {
+	return strings.NewReplacer("[T]", "["+m.Element().name+"]", "[]T", "[]"+m.Element().name).Replace(function)
+}
+
 func address(c gotypes.Component) Mem {
 	b, err := c.Resolve()
 	if err != nil {
@@ -57,13 +64,13 @@ func address(c gotypes.Component) Mem {
 }
 
 func broadcast(m isa, scalar gotypes.Component) reg.VecVirtual {
-	return result(m, func(z Op) { VBROADCASTSS(address(scalar), z) })
+	return result(m, func(z Op) { m.Element().broadcast(address(scalar), z) })
 }
 
 func load(m isa, array reg.Register, at place) reg.VecVirtual {
-	return result(m, func(z Op) { m.Move(Mem{Base: array, Index: at.index, Scale: 4}, z, at.active) })
+	return result(m, func(z Op) { m.Move(Mem{Base: array, Index: at.index, Scale: uint8(m.Element().nbytes)}, z, at.active) })
 }
 
 func store(m isa, x reg.VecVirtual, array reg.Register, at place) {
-	m.Move(x, Mem{Base: array, Index: at.index, Scale: 4}, at.active)
+	m.Move(x, Mem{Base: array, Index: at.index, Scale: uint8(m.Element().nbytes)}, at.active)
 }

@@ -11,11 +11,12 @@ import (
 // lanes is a set of lanes: a vector of all-ones and zeros on AVX2, a mask register on AVX-512.
 type lanes reg.Register
 
-// isa is what differs between the instruction sets.
+// isa is what differs between the instruction sets. Each is one for vectors of one element.
 type isa interface {
 	Name() string                // in symbols
 	Backend() kernel.Backend     // of the same name
-	Lanes() int                  // float32 in a vector
+	Element() element            // in every lane
+	Lanes() int                  // elements in a vector
 	Vector() reg.VecVirtual      // a new vector register
 	Active(n reg.Register) lanes // the first n lanes, 0 < n < Lanes; it uses n up
 
@@ -24,7 +25,7 @@ type isa interface {
 	Move(from, to Op, active lanes)
 
 	// Constant has the same bits in every lane. It is not to be made in a loop.
-	Constant(name string, bits uint32) Op
+	Constant(name string, bits uint64) Op
 
 	// Negate flips the sign of x.
 	Negate(x reg.VecVirtual, signBit Op)
@@ -37,6 +38,8 @@ type isa interface {
 
 	// Maximum is the larger of x and y, or a NaN where either is one. The instruction alone would return y there.
 	Maximum(x, y reg.VecVirtual) reg.VecVirtual
+
+	// The rest is for float32 alone.
 
 	// ReciprocalRootEstimate is RSQRTPS, the CPU's own approximation of 1/sqrt(x).
 	ReciprocalRootEstimate(x reg.VecVirtual) reg.VecVirtual
@@ -53,57 +56,59 @@ type isa interface {
 // bounds are two constants that a comparison of integers takes.
 type bounds [2]Op
 
-// Predicates of VCMPPS and VPCMPUD.
+// Predicates of VCMPPS, VCMPPD and VPCMPUD.
 const (
 	unordered        = U8(0x03) // either is NaN
 	notBelow         = U8(0x15) // not less, or NaN
 	unsignedNotBelow = U8(5)
 )
 
-type avx2 struct{}
+type avx2 struct{ element }
 
 func (avx2) Name() string            { return "AVX2" }
 func (avx2) Backend() kernel.Backend { return kernel.AVX2 }
-func (avx2) Lanes() int              { return 8 }
+func (m avx2) Lanes() int            { return 32 / m.nbytes }
 func (avx2) Vector() reg.VecVirtual  { return YMM() }
 
 func (m avx2) Active(n reg.Register) lanes {
-	Comment("The first n lanes: 8 words that end n words after the first half of the table.")
+	Comment("The first n lanes: a vector that ends n lanes after the first half of the table.")
 	table, active := GP64(), m.Vector()
-	LEAQ(activeTable(), table)
+	LEAQ(activeTable(m), table)
 	NEGQ(n)
-	VMOVUPS(Mem{Base: table, Disp: 32, Index: n, Scale: 4}, active)
+	VMOVUPS(Mem{Base: table, Disp: 32, Index: n, Scale: uint8(m.nbytes)}, active)
 	return active
 }
 
-func (avx2) Move(from, to Op, active lanes) {
+func (m avx2) Move(from, to Op, active lanes) {
 	if active == nil {
-		VMOVUPS(from, to)
+		m.move(from, to)
 	} else {
-		VMASKMOVPS(from, active, to)
+		m.maskMove(from, active, to)
 	}
 }
 
 // Constant is a vector in memory: with 16 registers none is to spare.
-func (m avx2) Constant(name string, bits uint32) Op { return constantTable(name, bits, m.Lanes()) }
+func (m avx2) Constant(name string, bits uint64) Op {
+	return constantTable(m.element, name, bits, m.Lanes())
+}
 
 func (avx2) Negate(x reg.VecVirtual, signBit Op) { VXORPS(signBit, x, x) }
 
 func (m avx2) Far(x reg.VecVirtual) lanes {
 	far := m.Vector()
-	VANDPS(m.Constant("absolute", 1<<31-1), x, far)
-	VCMPPS(notBelow, m.Constant("half", 0x3f000000), far, far)
+	VANDPS(m.Constant("absolute", m.signBit()-1), x, far)
+	m.compare(notBelow, m.Constant("half", m.bits(0.5)), far, far)
 	return far
 }
 
 func (m avx2) Select(chosen lanes, yes, no reg.VecVirtual) reg.VecVirtual {
-	return result(m, func(z Op) { VBLENDVPS(chosen, yes, no, z) })
+	return result(m, func(z Op) { m.blend(chosen, yes, no, z) })
 }
 
 func (m avx2) Maximum(x, y reg.VecVirtual) reg.VecVirtual {
 	nan, larger := m.Vector(), m.Vector()
-	VCMPPS(unordered, y, x, nan)
-	VMAXPS(y, x, larger)
+	m.compare(unordered, y, x, nan)
+	m.max(y, x, larger)
 	VORPS(nan, larger, larger)
 	return larger
 }
@@ -130,55 +135,55 @@ func (m avx2) SqrtUnless(ordinary bounds, x, root reg.VecVirtual, label string) 
 	Label(label)
 }
 
-type avx512 struct{}
+type avx512 struct{ element }
 
 func (avx512) Name() string            { return "AVX512" }
 func (avx512) Backend() kernel.Backend { return kernel.AVX512 }
-func (avx512) Lanes() int              { return 16 }
+func (m avx512) Lanes() int            { return 64 / m.nbytes }
 func (avx512) Vector() reg.VecVirtual  { return ZMM() }
 
-func (avx512) Active(n reg.Register) lanes {
+func (m avx512) Active(n reg.Register) lanes {
 	Comment("The first n lanes: ones below bit n.")
 	bits, active := GP32(), K()
-	MOVL(U32(0xffff), bits)
+	MOVL(U32(1<<m.Lanes()-1), bits)
 	BZHIL(n.(reg.GPVirtual).As32(), bits, bits)
 	KMOVW(bits, active)
 	return active
 }
 
-func (avx512) Move(from, to Op, active lanes) {
+func (m avx512) Move(from, to Op, active lanes) {
 	switch {
 	case active == nil:
-		VMOVUPS(from, to)
+		m.move(from, to)
 	case IsMem(to):
-		VMOVUPS(from, active, to)
+		m.move(from, active, to)
 	default:
-		VMOVUPS_Z(from, active, to)
+		m.moveOrZero(from, active, to)
 	}
 }
 
-func (m avx512) Constant(name string, bits uint32) Op {
-	return result(m, func(z Op) { VBROADCASTSS(constantTable(name, bits, 1), z) })
+func (m avx512) Constant(name string, bits uint64) Op {
+	return result(m, func(z Op) { m.broadcast(constantTable(m.element, name, bits, 1), z) })
 }
 
 func (avx512) Negate(x reg.VecVirtual, signBit Op) { VPXORD(signBit, x, x) }
 
 func (m avx512) Far(x reg.VecVirtual) lanes {
 	absolute, far := m.Vector(), K()
-	VPANDD(m.Constant("absolute", 1<<31-1), x, absolute)
-	VCMPPS(notBelow, m.Constant("half", 0x3f000000), absolute, far)
+	VPANDD(m.Constant("absolute", m.signBit()-1), x, absolute)
+	m.compare(notBelow, m.Constant("half", m.bits(0.5)), absolute, far)
 	return far
 }
 
 func (m avx512) Select(chosen lanes, yes, no reg.VecVirtual) reg.VecVirtual {
-	return result(m, func(z Op) { VBLENDMPS(yes, no, chosen, z) })
+	return result(m, func(z Op) { m.blendMask(yes, no, chosen, z) })
 }
 
 func (m avx512) Maximum(x, y reg.VecVirtual) reg.VecVirtual {
 	nan, larger := K(), m.Vector()
-	VCMPPS(unordered, y, x, nan)
-	VMAXPS(y, x, larger)
-	VPTERNLOGD(U8(0xff), larger, larger, nan, larger) // all bits, whatever they were
+	m.compare(unordered, y, x, nan)
+	m.max(y, x, larger)
+	m.ternary(U8(0xff), larger, larger, nan, larger) // all bits, whatever they were
 	return larger
 }
 
@@ -232,27 +237,27 @@ func (m avx512) newtonUnless(ordinary bounds, x, root reg.VecVirtual, newton fun
 // tables are the constants in memory of the file being written, by name.
 var tables = map[string]Mem{}
 
-// constantTable is n words with the same bits.
-func constantTable(name string, bits uint32, n int) Mem {
-	return table(name, n, func(int) uint32 { return bits })
+// constantTable is n elements with the same bits.
+func constantTable(e element, name string, bits uint64, n int) Mem {
+	return table(e, name, n, func(int) uint64 { return bits })
 }
 
-// activeTable is 8 words of ones, then 8 of zeros.
-func activeTable() Mem {
-	return table("active", 16, func(i int) uint32 {
-		if i < 8 {
-			return 1<<32 - 1
+// activeTable is a vector of ones, then one of zeros.
+func activeTable(m avx2) Mem {
+	return table(m.element, "active", 2*m.Lanes(), func(i int) uint64 {
+		if i < m.Lanes() {
+			return 1<<64 - 1
 		}
 		return 0
 	})
 }
 
-func table(name string, n int, word func(i int) uint32) Mem {
+func table(e element, name string, n int, bits func(i int) uint64) Mem {
 	t, ok := tables[name]
 	if !ok {
 		t = GLOBL(name, RODATA|NOPTR)
 		for i := range n {
-			DATA(4*i, U32(word(i)))
+			DATA(e.nbytes*i, e.constant(bits(i)))
 		}
 		tables[name] = t
 	}

@@ -1,5 +1,5 @@
-// Command asm generates the assembly of package kernel: with -isa one instruction set's kernels, by the flags of avo; with -lookup
-// the Go file that finds them. "go generate ./kernel" runs it.
+// Command asm generates the assembly of package kernel: with -isa and -element one instruction set's kernels for one type of
+// elements, by the flags of avo; with -lookup the Go file that finds them. "go generate ./kernel" runs it.
 package main
 
 import (
@@ -13,7 +13,8 @@ import (
 
 func main() {
 	log.SetFlags(0)
-	name := flag.String("isa", "", "instruction set: avx2 or avx512")
+	isaName := flag.String("isa", "", "instruction set: avx2 or avx512")
+	elementName := flag.String("element", "", "type of the elements: float32 or float64")
 	lookup := flag.String("lookup", "", "`file` to write the tables of kernels to")
 	Package("roundpipe-go/kernel") // before avo's flags make its output files, which are no Go until they are written
 	flag.Parse()
@@ -23,34 +24,50 @@ func main() {
 		}
 		return
 	}
-
-	set := map[string]isa{"avx2": avx2{}, "avx512": avx512{}}[*name]
-	if set == nil {
-		log.Fatalf("asm: no instruction set %q", *name)
+	for _, m := range isas() {
+		if m.Backend().String() == *isaName && m.Element().name == *elementName {
+			writeKernels(m)
+			return
+		}
 	}
+	log.Fatalf("asm: no instruction set %q for elements %q", *isaName, *elementName)
+}
+
+// isas lists what there is a file of kernels for.
+func isas() (all []isa) {
+	for _, e := range elements {
+		all = append(all, avx2{e}, avx512{e})
+	}
+	return all
+}
+
+func writeKernels(m isa) {
 	ConstraintExpr("!purego")
 	defined := map[string]bool{}
 	define := func(symbol string, kernel func(isa, kernel.Variant), v kernel.Variant) {
 		if !defined[symbol] {
 			defined[symbol] = true
-			kernel(set, v)
+			kernel(m, v)
 		}
 	}
+	has := func(root kernel.SquareRoot) bool { return m.Element().has(m.Backend(), root) }
 	for _, v := range kernel.Variants() {
 		switch {
 		case v.SquareRoot == kernel.Library:
-			define(momentsSymbol(set, v), momentsKernel, v)
-			define(updateSymbol(set, v), updateKernel, v)
-		case set.Backend().Has(v.SquareRoot):
-			define(stepSymbol(set, v), stepKernel, v)
+			define(momentsSymbol(m, v), momentsKernel, v)
+			define(updateSymbol(m, v), updateKernel, v)
+		case has(v.SquareRoot):
+			define(stepSymbol(m, v), stepKernel, v)
 		}
 	}
-	for _, root := range []string{"ieee", "goldschmidt", "estimate"} {
-		sqrtKernel(set, root)
+	sqrtKernel(m, "ieee")
+	if has(kernel.Goldschmidt) {
+		sqrtKernel(m, "goldschmidt")
+		sqrtKernel(m, "estimate")
 	}
-	if set.Backend().Has(kernel.Newton) {
-		sqrtKernel(set, "newton")
-		sqrtKernel(set, "estimate14")
+	if has(kernel.Newton) {
+		sqrtKernel(m, "newton")
+		sqrtKernel(m, "estimate14")
 	}
 	Generate()
 }
