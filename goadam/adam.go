@@ -19,14 +19,14 @@ const rowElements = 1 << 10
 const maxThreads = 1 << 10
 
 // Config says how to compute, not what: results depend on Arithmetic and SquareRoot alone.
-type Config struct {
+type Config[T kernel.Float] struct {
 	// Threads is the most threads to use, the caller's own included; less than 1 means 1. GOMAXPROCS is raised to it if need be.
 	Threads    int
 	Backend    kernel.Backend
 	Arithmetic kernel.Arithmetic
 	SquareRoot kernel.SquareRoot
 	// Library is the square root of kernel.Library. It also stands in where an estimated one cannot run.
-	Library kernel.LibrarySquareRoot
+	Library kernel.LibrarySquareRoot[T]
 }
 
 // Step updates all params, or refuses and changes nothing. It is, for every row in order,
@@ -39,7 +39,7 @@ type Config struct {
 //
 // The error is an *UnservedError if a row is well formed but must be left to torch. After a panic, which comes back as an
 // error too, elements may have been written; the counters have not.
-func Step(params []Param, groups []Group, config Config) error {
+func Step[T kernel.Float](params []Param[T], groups []Group, config Config[T]) error {
 	mxcsr := kernel.MXCSR()&kernel.ControlMask | kernel.NearestNoFlush
 	steppers, err := newSteppers(groups, config, mxcsr)
 	if err != nil {
@@ -53,7 +53,7 @@ func Step(params []Param, groups []Group, config Config) error {
 		numel += len(params[i].Param)
 	}
 
-	update := func(s span, tile *kernel.Tile) {
+	update := func(s span, tile *kernel.Tile[T]) {
 		row := &params[s.row]
 		steppers[row.Group].step(row.part(s.begin, s.end), tile)
 	}
@@ -73,19 +73,21 @@ func Step(params []Param, groups []Group, config Config) error {
 }
 
 // stepper is a group ready to run: its kernel and its narrowed scalars.
-type stepper struct {
-	kernel  kernel.Kernel
-	scalars kernel.Scalars
+type stepper[T kernel.Float] struct {
+	kernel  kernel.Kernel[T]
+	scalars kernel.Scalars[T]
 }
 
-func (s *stepper) step(part kernel.Span, tile *kernel.Tile) { s.kernel.Step(part, &s.scalars, tile) }
+func (s *stepper[T]) step(part kernel.Span[T], tile *kernel.Tile[T]) {
+	s.kernel.Step(part, &s.scalars, tile)
+}
 
-func newSteppers(groups []Group, config Config, mxcsr uint32) ([]stepper, error) {
+func newSteppers[T kernel.Float](groups []Group, config Config[T], mxcsr uint32) ([]stepper[T], error) {
 	if config.Arithmetic > kernel.Plain || config.SquareRoot > kernel.Library {
 		return nil, fmt.Errorf("goadam: unknown arithmetic %d or square root %d", config.Arithmetic, config.SquareRoot)
 	}
 	root := config.squareRoot(mxcsr)
-	steppers := make([]stepper, len(groups))
+	steppers := make([]stepper[T], len(groups))
 	for i, g := range groups {
 		if g.Decay > kernel.DecoupledDecay {
 			return nil, fmt.Errorf("goadam: group %d: unknown decay %d", i, g.Decay)
@@ -96,7 +98,7 @@ func newSteppers(groups []Group, config Config, mxcsr uint32) ([]stepper, error)
 		if err != nil {
 			return nil, fmt.Errorf("goadam: group %d: %w", i, err)
 		}
-		steppers[i] = stepper{k, g.Scalars.narrow(mxcsr)}
+		steppers[i] = stepper[T]{k, narrow[T](g.Scalars, mxcsr)}
 	}
 	return steppers, nil
 }
@@ -104,30 +106,46 @@ func newSteppers(groups []Group, config Config, mxcsr uint32) ([]stepper, error)
 // squareRoot replaces an estimated square root by the library function it reproduces where the formula does not hold: on a
 // backend without the estimate, and when small intermediate results would be flushed to zero or rounded another way, of which
 // the library takes no notice.
-func (c Config) squareRoot(mxcsr uint32) kernel.SquareRoot {
-	if c.SquareRoot.Estimated() && (!c.Backend.Has(c.SquareRoot) || mxcsr != kernel.NearestNoFlush) {
+func (c Config[T]) squareRoot(mxcsr uint32) kernel.SquareRoot {
+	if c.SquareRoot.Estimated() && (!kernel.Has[T](c.Backend, c.SquareRoot) || mxcsr != kernel.NearestNoFlush) {
 		return kernel.Library
 	}
 	return c.SquareRoot
 }
 
 // part is [begin, end) of the row.
-func (p *Param) part(begin, end int) kernel.Span {
-	s := kernel.Span{Param: p.Param[begin:end], Grad: p.Grad[begin:end], ExpAvg: p.ExpAvg[begin:end], ExpAvgSq: p.ExpAvgSq[begin:end]}
+func (p *Param[T]) part(begin, end int) kernel.Span[T] {
+	s := kernel.Span[T]{Param: p.Param[begin:end], Grad: p.Grad[begin:end], ExpAvg: p.ExpAvg[begin:end], ExpAvgSq: p.ExpAvgSq[begin:end]}
 	if len(p.MaxExpAvgSq) > 0 {
 		s.MaxExpAvgSq = p.MaxExpAvgSq[begin:end]
 	}
 	return s
 }
 
-// tiles are scratch for the library square root, kept apart per thread of a call.
-var tiles = sync.Pool{New: func() any { return new(kernel.Tile) }}
+// tiles are scratch for the library square root, kept apart per thread of a call: of float32 and of float64.
+var tiles [2]sync.Pool
+
+func tilesOf[T kernel.Float]() *sync.Pool {
+	if _, double := any(*new(T)).(float64); double {
+		return &tiles[1]
+	}
+	return &tiles[0]
+}
+
+func borrowTile[T kernel.Float]() *kernel.Tile[T] {
+	if tile, ok := tilesOf[T]().Get().(*kernel.Tile[T]); ok {
+		return tile
+	}
+	return new(kernel.Tile[T])
+}
+
+func returnTile[T kernel.Float](tile *kernel.Tile[T]) { tilesOf[T]().Put(tile) }
 
 // updateSerial runs the rows in order on the calling thread.
-func updateSerial(params []Param, update func(span, *kernel.Tile)) error {
+func updateSerial[T kernel.Float](params []Param[T], update func(span, *kernel.Tile[T])) error {
 	return runPieces(1, 1, func(int) {
-		tile := tiles.Get().(*kernel.Tile)
-		defer tiles.Put(tile)
+		tile := borrowTile[T]()
+		defer returnTile(tile)
 		for row := range params {
 			numel := len(params[row].Param)
 			for begin := 0; begin < numel; begin += maxSpan {
@@ -137,11 +155,11 @@ func updateSerial(params []Param, update func(span, *kernel.Tile)) error {
 	})
 }
 
-func updateParallel(params []Param, length, threads int, update func(span, *kernel.Tile)) error {
+func updateParallel[T kernel.Float](params []Param[T], length, threads int, update func(span, *kernel.Tile[T])) error {
 	p := newPlan(params, length)
 	return runPieces(p.pieces(), threads, func(piece int) {
-		tile := tiles.Get().(*kernel.Tile)
-		defer tiles.Put(tile)
+		tile := borrowTile[T]()
+		defer returnTile(tile)
 		for _, s := range p.piece(piece) {
 			update(s, tile)
 		}

@@ -4,6 +4,7 @@ package goadam
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"testing"
 	_ "unsafe" // for go:linkname
@@ -31,27 +32,34 @@ func under(word uint32, call func()) (after uint32) {
 
 // TestStepFollowsTheCallersControlWord: helpers run on threads of Go's, which know nothing of torch.set_flush_denormal.
 func TestStepFollowsTheCallersControlWord(t *testing.T) {
-	rows := newRows(false, 3, serialBelow, 17)
+	forEachElement(t, testStepFollowsTheCallersControlWord[float32], testStepFollowsTheCallersControlWord[float64])
+}
+
+func testStepFollowsTheCallersControlWord[T kernel.Float](t *testing.T) {
+	rows, smallestNormal := newRows[T](false, 3, serialBelow, 17), T(0x1p-126)
+	if _, double := any(smallestNormal).(float64); double {
+		smallestNormal = T(math.Ldexp(1, -1022))
+	}
 	for i := range rows {
 		for j := range rows[i].Param { // moments that become denormal in this step
-			rows[i].Grad[j] *= 0x1p-130
-			rows[i].ExpAvg[j] *= 0x1p-124
-			rows[i].ExpAvgSq[j] *= 0x1p-125
+			rows[i].Grad[j] *= smallestNormal / 16
+			rows[i].ExpAvg[j] *= smallestNormal * 4
+			rows[i].ExpAvgSq[j] *= smallestNormal * 2
 		}
 	}
 	groups := newGroups(t, kernel.Variant{})
 	for _, b := range kernel.Available() {
 		for _, root := range []kernel.SquareRoot{kernel.IEEE, kernel.Goldschmidt, kernel.Library} {
 			kept := clone(rows)
-			reference(t, kept, groups, Config{Backend: b, SquareRoot: root, Library: skewedSqrt}, kernel.NearestNoFlush)
+			reference(t, kept, groups, Config[T]{Backend: b, SquareRoot: root, Library: skewedSqrt[T]}, kernel.NearestNoFlush)
 			for _, word := range []uint32{kernel.NearestNoFlush | kernel.FlushMask, 0x3F80, 0x5F80 | 0x8000} {
 				want := clone(rows)
 				under(word, func() { // scalars are narrowed under it too
-					reference(t, want, groups, Config{Backend: b, SquareRoot: root, Library: skewedSqrt}, word)
+					reference(t, want, groups, Config[T]{Backend: b, SquareRoot: root, Library: skewedSqrt[T]}, word)
 				})
 				for _, threads := range []int{1, 4} {
 					id := fmt.Sprintf("%v/%v/mxcsr=%04x/threads=%d", b, root, word, threads)
-					config := Config{Threads: threads, Backend: b, SquareRoot: root, Library: skewedSqrt}
+					config := Config[T]{Threads: threads, Backend: b, SquareRoot: root, Library: skewedSqrt[T]}
 					got := clone(rows)
 					var err error
 					after := under(word, func() { err = Step(got, groups, config) })

@@ -3,7 +3,7 @@
 //
 // A call either refuses its input before the first write or updates everything:
 //
-//	err := goadam.Step(params, groups, goadam.Config{Threads: 2, Backend: kernel.Best()})
+//	err := goadam.Step(params, groups, goadam.Config[float32]{Threads: 2, Backend: kernel.Best()})
 //
 // The package keeps nothing between calls. Memory belongs to the caller, who holds it until Step returns. Results do not
 // depend on the number of threads, on where spans are cut, or on alignment.

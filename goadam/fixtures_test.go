@@ -21,22 +21,22 @@ func newRand() *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }
 var motley = []int{0, 1, 3, 16, 17, 64, 1000, 4096, 40_000, 5, 0, 70_001, 2, minPiece, maxSpan + 1, 120_000, 33}
 
 // newRows has one row of each length, in group 0 and 1 by turns, with a float32 and a float64 counter by turns.
-func newRows(amsgrad bool, lengths ...int) []Param {
+func newRows[T kernel.Float](amsgrad bool, lengths ...int) []Param[T] {
 	r := newRand()
-	rows := make([]Param, len(lengths))
+	rows := make([]Param[T], len(lengths))
 	for i, n := range lengths {
 		p := &rows[i]
-		*p = Param{Param: make([]float32, n), Grad: make([]float32, n), ExpAvg: make([]float32, n), ExpAvgSq: make([]float32, n), Group: i % 2}
+		*p = Param[T]{Param: make([]T, n), Grad: make([]T, n), ExpAvg: make([]T, n), ExpAvgSq: make([]T, n), Group: i % 2}
 		if amsgrad {
-			p.MaxExpAvgSq = make([]float32, n)
+			p.MaxExpAvgSq = make([]T, n)
 		}
 		for j := range n {
-			p.Param[j] = float32(r.NormFloat64())
-			p.Grad[j] = float32(r.NormFloat64())
-			p.ExpAvg[j] = float32(r.NormFloat64() * 0.1)
-			p.ExpAvgSq[j] = float32(r.ExpFloat64())
+			p.Param[j] = T(r.NormFloat64())
+			p.Grad[j] = T(r.NormFloat64())
+			p.ExpAvg[j] = T(r.NormFloat64() * 0.1)
+			p.ExpAvgSq[j] = T(r.ExpFloat64())
 			if amsgrad {
-				p.MaxExpAvgSq[j] = p.ExpAvgSq[j] * float32(2*r.Float64())
+				p.MaxExpAvgSq[j] = p.ExpAvgSq[j] * T(2*r.Float64())
 			}
 		}
 		if i%2 == 0 {
@@ -67,26 +67,39 @@ func newGroups(t testing.TB, v kernel.Variant) []Group {
 
 // skewedSqrt is a library's square root that no backend would compute by itself: about half the exponent, from the bits, so that
 // it does not depend on the control word either.
-func skewedSqrt(y, x []float32) {
-	for i := range x {
-		y[i] = math.Float32frombits(math.Float32bits(x[i])>>1 + 0x1FBD0000)
+func skewedSqrt[T kernel.Float](y, x []T) {
+	switch y := any(y).(type) {
+	case []float32:
+		for i := range x {
+			y[i] = math.Float32frombits(math.Float32bits(float32(x[i]))>>1 + 0x1FBD0000)
+		}
+	case []float64:
+		for i := range x {
+			y[i] = math.Float64frombits(math.Float64bits(float64(x[i]))>>1 + 0x1FF7A00000000000)
+		}
 	}
 }
 
+// forEachElement runs a test of both types of elements, under their names.
+func forEachElement(t *testing.T, ofFloat32, ofFloat64 func(t *testing.T)) {
+	t.Run("float32", ofFloat32)
+	t.Run("float64", ofFloat64)
+}
+
 // forEachKernel runs a test on every stride-th variant of every backend, under names such as avx2/l2_amsgrad/fma/ieee.
-func forEachKernel(t *testing.T, stride int, test func(t *testing.T, id string, v kernel.Variant, config Config)) {
+func forEachKernel[T kernel.Float](t *testing.T, stride int, test func(t *testing.T, id string, v kernel.Variant, config Config[T])) {
 	for _, b := range kernel.Available() {
 		for i := 0; i < len(kernel.Variants()); i += stride {
 			v := kernel.Variants()[i]
 			id := fmt.Sprintf("%v/%v", b, v)
-			config := Config{Threads: 1, Backend: b, Arithmetic: v.Arithmetic, SquareRoot: v.SquareRoot, Library: skewedSqrt}
+			config := Config[T]{Threads: 1, Backend: b, Arithmetic: v.Arithmetic, SquareRoot: v.SquareRoot, Library: skewedSqrt[T]}
 			t.Run(id, func(t *testing.T) { test(t, id, v, config) })
 		}
 	}
 }
 
 // reference updates the rows one by one, each by a single call of its kernel, with nothing of the planning.
-func reference(t testing.TB, rows []Param, groups []Group, config Config, mxcsr uint32) {
+func reference[T kernel.Float](t testing.TB, rows []Param[T], groups []Group, config Config[T], mxcsr uint32) {
 	t.Helper()
 	for i := range rows {
 		p := &rows[i]
@@ -94,18 +107,18 @@ func reference(t testing.TB, rows []Param, groups []Group, config Config, mxcsr 
 		v := kernel.Variant{Decay: g.Decay, AMSGrad: g.AMSGrad, Maximize: g.Maximize, Arithmetic: config.Arithmetic, SquareRoot: config.squareRoot(mxcsr)}
 		k, err := kernel.Lookup(config.Backend, v, config.Library)
 		require.NoError(t, err)
-		scalars := g.Scalars.narrow(mxcsr)
-		k.Step(kernel.Span{Param: p.Param, Grad: p.Grad, ExpAvg: p.ExpAvg, ExpAvgSq: p.ExpAvgSq, MaxExpAvgSq: p.MaxExpAvgSq}, &scalars, new(kernel.Tile))
+		scalars := narrow[T](g.Scalars, mxcsr)
+		k.Step(kernel.Span[T]{Param: p.Param, Grad: p.Grad, ExpAvg: p.ExpAvg, ExpAvgSq: p.ExpAvgSq, MaxExpAvgSq: p.MaxExpAvgSq}, &scalars, new(kernel.Tile[T]))
 		p.Step.set(g.Scalars.Step)
 	}
 }
 
 // clone copies rows and all that they point at.
-func clone(rows []Param) []Param {
+func clone[T kernel.Float](rows []Param[T]) []Param[T] {
 	rows = slices.Clone(rows)
 	for i := range rows {
 		p := &rows[i]
-		for _, s := range []*[]float32{&p.Param, &p.Grad, &p.ExpAvg, &p.ExpAvgSq, &p.MaxExpAvgSq} {
+		for _, s := range []*[]T{&p.Param, &p.Grad, &p.ExpAvg, &p.ExpAvgSq, &p.MaxExpAvgSq} {
 			*s = slices.Clone(*s)
 		}
 		if p.Step.Float32 != nil {
@@ -119,7 +132,7 @@ func clone(rows []Param) []Param {
 }
 
 // sameRows reports the first difference between two lists of rows. NaNs are equal.
-func sameRows(t testing.TB, id string, got, want []Param) {
+func sameRows[T kernel.Float](t testing.TB, id string, got, want []Param[T]) {
 	t.Helper()
 	require.Len(t, got, len(want), id)
 	for i := range got {
@@ -133,12 +146,12 @@ func sameRows(t testing.TB, id string, got, want []Param) {
 	}
 }
 
-func sameValues(t testing.TB, id string, got, want []float32) {
+func sameValues[T kernel.Float](t testing.TB, id string, got, want []T) {
 	t.Helper()
 	require.Len(t, got, len(want), id)
 	for i := range got {
-		if math.Float32bits(got[i]) != math.Float32bits(want[i]) && (got[i] == got[i] || want[i] == want[i]) {
-			t.Fatalf("%s[%d] = %x (%08x), want %x (%08x)", id, i, got[i], math.Float32bits(got[i]), want[i], math.Float32bits(want[i]))
+		if g, w := float64(got[i]), float64(want[i]); math.Float64bits(g) != math.Float64bits(w) && (g == g || w == w) {
+			t.Fatalf("%s[%d] = %x, want %x", id, i, g, w)
 		}
 	}
 }

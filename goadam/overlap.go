@@ -1,6 +1,10 @@
 package goadam
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"roundpipe-go/kernel"
+)
 
 // cacheLine is in bytes; it holds for every x86-64 and all common arm64 CPUs.
 const cacheLine = 64
@@ -13,12 +17,12 @@ type extent struct {
 
 func (e extent) overlaps(o extent) bool { return e.begin < o.end && o.begin < e.end }
 
-func extentOf(data []float32, written bool) extent {
+func extentOf[T kernel.Float](data []T, written bool) extent {
 	if len(data) == 0 {
 		return extent{}
 	}
 	begin := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
-	return extent{begin, begin + uintptr(len(data))*unsafe.Sizeof(float32(0)), written}
+	return extent{begin, begin + uintptr(len(data))*unsafe.Sizeof(data[0]), written}
 }
 
 func (c Counter) extent() extent {
@@ -31,7 +35,7 @@ func (c Counter) extent() extent {
 }
 
 // tensors lists where the row's elements are. Only the gradient is not written.
-func (p *Param) tensors() [5]extent {
+func (p *Param[T]) tensors() [5]extent {
 	return [5]extent{
 		extentOf(p.Param, true), extentOf(p.Grad, false), extentOf(p.ExpAvg, true),
 		extentOf(p.ExpAvgSq, true), extentOf(p.MaxExpAvgSq, true),
@@ -39,11 +43,15 @@ func (p *Param) tensors() [5]extent {
 }
 
 // unservedMemory says why the row's memory does not suit the kernels, or nothing.
-func (p *Param) unservedMemory() string {
+func (p *Param[T]) unservedMemory() string {
 	tensors := p.tensors()
 	extents := [...]extent{tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], p.Step.extent()}
+	alignment := unsafe.Alignof(*new(T))
 	for i, e := range extents {
-		if e.begin%unsafe.Alignof(float32(0)) != 0 {
+		if i == len(tensors) {
+			alignment = unsafe.Alignof(float32(0)) // a float64 counter needs no more: it is one number
+		}
+		if e.begin%alignment != 0 {
 			return "a tensor is not aligned to its elements"
 		}
 		for _, o := range extents[:i] {
@@ -57,7 +65,7 @@ func (p *Param) unservedMemory() string {
 
 // rowsOverlap reports whether any row writes memory that another row reads or writes. Rows are known to be free of overlap
 // in themselves. Gradients may be shared: nobody writes them. Counters do not matter: they are written after all elements.
-func rowsOverlap(params []Param) bool {
+func rowsOverlap[T kernel.Float](params []Param[T]) bool {
 	all := make([]extent, 5*len(params))
 	for i := range params {
 		for column, e := range params[i].tensors() {
@@ -120,7 +128,7 @@ func merge(out, a, b []extent) {
 }
 
 // elementsToLine is how many elements after begin the next cache line of the parameter starts, 0 if one starts there.
-func (p *Param) elementsToLine(begin int) int {
-	address := uintptr(unsafe.Pointer(unsafe.SliceData(p.Param))) + uintptr(begin)*unsafe.Sizeof(float32(0))
-	return int(-address%cacheLine) / int(unsafe.Sizeof(float32(0)))
+func (p *Param[T]) elementsToLine(begin int) int {
+	address := uintptr(unsafe.Pointer(unsafe.SliceData(p.Param))) + uintptr(begin)*unsafe.Sizeof(*new(T))
+	return int(-address % cacheLine / unsafe.Sizeof(*new(T)))
 }

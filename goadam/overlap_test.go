@@ -12,7 +12,7 @@ import (
 )
 
 // rowsOverlapSlowly compares every tensor of every row with every tensor of every other row.
-func rowsOverlapSlowly(params []Param) bool {
+func rowsOverlapSlowly[T kernel.Float](params []Param[T]) bool {
 	for i := range params {
 		for j := range params[:i] {
 			for _, a := range params[i].tensors() {
@@ -28,11 +28,15 @@ func rowsOverlapSlowly(params []Param) bool {
 }
 
 func TestRowsOverlapIsWhatComparingAllGives(t *testing.T) {
+	forEachElement(t, testRowsOverlapIsWhatComparingAllGives[float32], testRowsOverlapIsWhatComparingAllGives[float64])
+}
+
+func testRowsOverlapIsWhatComparingAllGives[T kernel.Float](t *testing.T) {
 	r := newRand()
-	buffer, found := make([]float32, 4000), map[bool]int{}
+	buffer, found := make([]T, 4000), map[bool]int{}
 	for call := range 5000 {
 		cursor := 0
-		take := func() []float32 {
+		take := func() []T {
 			n := r.IntN(20)
 			if r.IntN(30) == 0 { // anywhere, mostly over something
 				begin := r.IntN(len(buffer) - n)
@@ -41,17 +45,17 @@ func TestRowsOverlapIsWhatComparingAllGives(t *testing.T) {
 			cursor += n
 			return buffer[cursor-n : cursor] // next to the one before
 		}
-		rows := make([]Param, 1+r.IntN(12))
+		rows := make([]Param[T], 1+r.IntN(12))
 		shared := take()
 		for i := range rows {
-			rows[i] = Param{Param: take(), Grad: shared, ExpAvg: take(), ExpAvgSq: take(), MaxExpAvgSq: take(), Step: Counter{Float32: new(float32)}}
+			rows[i] = Param[T]{Param: take(), Grad: shared, ExpAvg: take(), ExpAvgSq: take(), MaxExpAvgSq: take(), Step: Counter{Float32: new(float32)}}
 			if r.IntN(3) > 0 {
 				rows[i].Grad = take()
 			}
 		}
 		for i := range rows {
 			if rows[i].unservedMemory() != "" {
-				rows[i] = Param{Step: Counter{Float32: new(float32)}} // such a row never gets so far
+				rows[i] = Param[T]{Step: Counter{Float32: new(float32)}} // such a row never gets so far
 			}
 		}
 		r.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
@@ -80,53 +84,61 @@ func TestSortByBegin(t *testing.T) {
 	}
 }
 
-// overlappingRows has rows over one buffer that share memory in some way, n elements each.
-var overlappingRows = []struct {
+// overlappingRow has rows over one buffer that share memory in some way, n elements each.
+type overlappingRow[T kernel.Float] struct {
 	desc string
-	rows func(b func(begin, end float64) []float32) []Param
-}{
-	{"same parameter twice", func(b func(begin, end float64) []float32) []Param {
-		row := Param{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)}
-		return []Param{row, row}
-	}},
-	{"same parameter, own states", func(b func(begin, end float64) []float32) []Param {
-		return []Param{
-			{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)},
-			{Param: b(0, 1), Grad: b(4, 5), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
-		}
-	}},
-	{"parameters that overlap in part", func(b func(begin, end float64) []float32) []Param {
-		return []Param{
-			{Param: b(0, 1), Grad: b(2, 3), ExpAvg: b(3, 4), ExpAvgSq: b(4, 5)},
-			{Param: b(0.5, 1.5), Grad: b(5, 6), ExpAvg: b(6, 7), ExpAvgSq: b(7, 8)},
-		}
-	}},
-	{"gradient is another row's parameter", func(b func(begin, end float64) []float32) []Param {
-		return []Param{
-			{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)},
-			{Param: b(4, 5), Grad: b(0, 1), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
-		}
-	}},
-	{"gradient is a later row's moment", func(b func(begin, end float64) []float32) []Param {
-		return []Param{
-			{Param: b(0, 1), Grad: b(5, 6), ExpAvg: b(1, 2), ExpAvgSq: b(2, 3)},
-			{Param: b(3, 4), Grad: b(4, 5), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
-		}
-	}},
+	rows func(b func(begin, end float64) []T) []Param[T]
+}
+
+func overlappingRows[T kernel.Float]() []overlappingRow[T] {
+	return []overlappingRow[T]{
+		{"same parameter twice", func(b func(begin, end float64) []T) []Param[T] {
+			row := Param[T]{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)}
+			return []Param[T]{row, row}
+		}},
+		{"same parameter, own states", func(b func(begin, end float64) []T) []Param[T] {
+			return []Param[T]{
+				{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)},
+				{Param: b(0, 1), Grad: b(4, 5), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
+			}
+		}},
+		{"parameters that overlap in part", func(b func(begin, end float64) []T) []Param[T] {
+			return []Param[T]{
+				{Param: b(0, 1), Grad: b(2, 3), ExpAvg: b(3, 4), ExpAvgSq: b(4, 5)},
+				{Param: b(0.5, 1.5), Grad: b(5, 6), ExpAvg: b(6, 7), ExpAvgSq: b(7, 8)},
+			}
+		}},
+		{"gradient is another row's parameter", func(b func(begin, end float64) []T) []Param[T] {
+			return []Param[T]{
+				{Param: b(0, 1), Grad: b(1, 2), ExpAvg: b(2, 3), ExpAvgSq: b(3, 4)},
+				{Param: b(4, 5), Grad: b(0, 1), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
+			}
+		}},
+		{"gradient is a later row's moment", func(b func(begin, end float64) []T) []Param[T] {
+			return []Param[T]{
+				{Param: b(0, 1), Grad: b(5, 6), ExpAvg: b(1, 2), ExpAvgSq: b(2, 3)},
+				{Param: b(3, 4), Grad: b(4, 5), ExpAvg: b(5, 6), ExpAvgSq: b(6, 7)},
+			}
+		}},
+	}
 }
 
 func TestOverlappingRowsRunInOrder(t *testing.T) {
+	forEachElement(t, testOverlappingRowsRunInOrder[float32], testOverlappingRowsRunInOrder[float64])
+}
+
+func testOverlappingRowsRunInOrder[T kernel.Float](t *testing.T) {
 	groups := newGroups(t, kernel.Variant{})
-	for _, c := range overlappingRows {
+	for _, c := range overlappingRows[T]() {
 		for _, n := range []int{16, serialBelow / 2} {
-			config := Config{Threads: 4, Backend: kernel.Best()}
-			values := make([]float32, 8*n)
+			config := Config[T]{Threads: 4, Backend: kernel.Best()}
+			values := make([]T, 8*n)
 			for i := range values {
-				values[i] = float32(i%1013) * 0x1p-10
+				values[i] = T(i%1013) * 0x1p-10
 			}
-			build := func() (buffer []float32, rows []Param) {
+			build := func() (buffer []T, rows []Param[T]) {
 				buffer = slices.Clone(values)
-				rows = c.rows(func(begin, end float64) []float32 { return buffer[int(begin*float64(n)):int(end*float64(n))] })
+				rows = c.rows(func(begin, end float64) []T { return buffer[int(begin*float64(n)):int(end*float64(n))] })
 				for i := range rows {
 					rows[i].Step.Float32, rows[i].Group = new(float32), i%2
 				}
@@ -143,9 +155,13 @@ func TestOverlappingRowsRunInOrder(t *testing.T) {
 }
 
 func TestSharedGradientsRunInParallel(t *testing.T) {
+	forEachElement(t, testSharedGradientsRunInParallel[float32], testSharedGradientsRunInParallel[float64])
+}
+
+func testSharedGradientsRunInParallel[T kernel.Float](t *testing.T) {
 	groups := newGroups(t, kernel.Variant{})
-	config := Config{Threads: 4, Backend: kernel.Best()}
-	rows := newRows(false, serialBelow/2, serialBelow/2, serialBelow/2)
+	config := Config[T]{Threads: 4, Backend: kernel.Best()}
+	rows := newRows[T](false, serialBelow/2, serialBelow/2, serialBelow/2)
 	rows[1].Grad, rows[2].Grad = rows[0].Grad, rows[0].Grad
 	require.False(t, rowsOverlap(rows))
 	want := clone(rows)

@@ -10,8 +10,8 @@ import (
 //
 // Param, Grad, ExpAvg and ExpAvgSq have one length; MaxExpAvgSq has it too when the group asks for AMSGrad and is empty
 // otherwise. A complex tensor is passed as its real view. Nothing in a row may overlap.
-type Param struct {
-	Param, Grad, ExpAvg, ExpAvgSq, MaxExpAvgSq []float32
+type Param[T kernel.Float] struct {
+	Param, Grad, ExpAvg, ExpAvgSq, MaxExpAvgSq []T
 
 	// Step counts the updates of this parameter; Step writes the group's step there once all elements are updated.
 	Step Counter
@@ -44,14 +44,14 @@ type Group struct {
 }
 
 // check says what is wrong with the row at index, by itself: shapes, group, counter, then memory.
-func (p *Param) check(index int, groups []Group) error {
+func (p *Param[T]) check(index int, groups []Group) error {
 	if p.Group < 0 || p.Group >= len(groups) {
 		return fmt.Errorf("goadam: param %d: group is %d, want 0 to %d", index, p.Group, len(groups)-1)
 	}
 	numel := len(p.Param)
 	for _, s := range []struct {
 		name string
-		data []float32
+		data []T
 	}{{"grad", p.Grad}, {"exp_avg", p.ExpAvg}, {"exp_avg_sq", p.ExpAvgSq}} {
 		if len(s.data) != numel {
 			return fmt.Errorf("goadam: param %d: %s has %d elements, want %d", index, s.name, len(s.data), numel)

@@ -1,5 +1,7 @@
 package goadam
 
+import "roundpipe-go/kernel"
+
 const (
 	// maxSpan bounds a span, in elements: assembly cannot be preempted, and 32 Ki elements take 10 to 40 µs.
 	maxSpan = 1 << 15
@@ -30,7 +32,7 @@ func pieceLen(numel, threads int) int {
 
 // newPlan packs tensors into pieces of about pieceLen elements over one flat list. A tensor shorter than a piece is never
 // cut; a longer one is cut where a cache line of the parameter begins, so that two threads do not write to the same line.
-func newPlan(params []Param, length int) *plan {
+func newPlan[T kernel.Float](params []Param[T], length int) *plan {
 	p := &plan{starts: []int{0}}
 	room := length
 	for row := range params {

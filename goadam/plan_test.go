@@ -7,8 +7,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"roundpipe-go/kernel"
 )
 
+// lineElements is how many elements a cache line has at most.
 const lineElements = cacheLine / 4
 
 // randomLengths mixes empty rows, rows around the piece length and rows of many pieces.
@@ -32,12 +35,12 @@ func randomLengths(rows int, length int) []int {
 }
 
 // rowsAt has only parameters, each of which starts anywhere in a cache line.
-func rowsAt(lengths []int) []Param {
+func rowsAt[T kernel.Float](lengths []int) []Param[T] {
 	r := newRand()
-	rows := make([]Param, len(lengths))
+	rows := make([]Param[T], len(lengths))
 	for i, n := range lengths {
 		offset := r.IntN(lineElements)
-		rows[i].Param = make([]float32, offset+n)[offset:]
+		rows[i].Param = make([]T, offset+n)[offset:]
 	}
 	return rows
 }
@@ -50,10 +53,14 @@ func numelOf(spans []span) (numel int) {
 }
 
 func TestPlanCoversEveryElementOnceInOrder(t *testing.T) {
+	forEachElement(t, testPlanCoversEveryElementOnceInOrder[float32], testPlanCoversEveryElementOnceInOrder[float64])
+}
+
+func testPlanCoversEveryElementOnceInOrder[T kernel.Float](t *testing.T) {
 	for _, length := range []int{1, 16, 17, 100, minPiece, maxSpan} {
 		for _, rows := range []int{0, 1, 2, 7, 100} {
 			lengths := randomLengths(rows, length)
-			params := rowsAt(lengths)
+			params := rowsAt[T](lengths)
 			p := newPlan(params, length)
 			id := fmt.Sprintf("length=%d/rows=%d", length, rows)
 
@@ -79,8 +86,12 @@ func TestPlanCoversEveryElementOnceInOrder(t *testing.T) {
 }
 
 func TestPlanBoundsPieces(t *testing.T) {
+	forEachElement(t, testPlanBoundsPieces[float32], testPlanBoundsPieces[float64])
+}
+
+func testPlanBoundsPieces[T kernel.Float](t *testing.T) {
 	for _, length := range []int{16, 17, 100, minPiece, maxSpan} {
-		params := rowsAt(randomLengths(300, length))
+		params := rowsAt[T](randomLengths(300, length))
 		p := newPlan(params, length)
 		for i := range p.pieces() {
 			id := fmt.Sprintf("length=%d/piece=%d", length, i)
@@ -96,9 +107,13 @@ func TestPlanBoundsPieces(t *testing.T) {
 }
 
 func TestPlanCutsLongTensorsOnlyAndOnCacheLines(t *testing.T) {
+	forEachElement(t, testPlanCutsLongTensorsOnlyAndOnCacheLines[float32], testPlanCutsLongTensorsOnlyAndOnCacheLines[float64])
+}
+
+func testPlanCutsLongTensorsOnlyAndOnCacheLines[T kernel.Float](t *testing.T) {
 	cuts := 0
 	for _, length := range []int{16, 17, 100, minPiece, maxSpan} {
-		params := rowsAt(randomLengths(300, length))
+		params := rowsAt[T](randomLengths(300, length))
 		for i, s := range newPlan(params, length).spans {
 			param := params[s.row].Param
 			if s.begin == 0 && s.end == len(param) {

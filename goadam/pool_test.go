@@ -75,12 +75,16 @@ func TestPanicLeavesOutTheRest(t *testing.T) {
 }
 
 func TestPanicComesBackAndTheNextCallWorks(t *testing.T) {
+	forEachElement(t, testPanicComesBackAndTheNextCallWorks[float32], testPanicComesBackAndTheNextCallWorks[float64])
+}
+
+func testPanicComesBackAndTheNextCallWorks[T kernel.Float](t *testing.T) {
 	before := runtime.NumGoroutine()
 	groups := newGroups(t, kernel.Variant{})
 	for _, threads := range []int{1, 4} {
 		for _, reason := range []any{"boom", errors.New("boom")} {
-			rows := newRows(false, motley...)
-			config := Config{Threads: threads, SquareRoot: kernel.Library, Library: func(y, x []float32) { panic(reason) }}
+			rows := newRows[T](false, motley...)
+			config := Config[T]{Threads: threads, SquareRoot: kernel.Library, Library: func(y, x []T) { panic(reason) }}
 			assert.EqualError(t, Step(rows, groups, config), "goadam: panic in the update: boom")
 			for i, p := range rows {
 				if p.Step.Float32 != nil {
@@ -89,7 +93,7 @@ func TestPanicComesBackAndTheNextCallWorks(t *testing.T) {
 					assert.EqualValues(t, 6, *p.Step.Float64, "row %d: the counter advanced", i)
 				}
 			}
-			config.Library = skewedSqrt
+			config.Library = skewedSqrt[T]
 			want := clone(rows)
 			reference(t, want, groups, config, kernel.NearestNoFlush)
 			require.NoError(t, Step(rows, groups, config))
@@ -104,10 +108,10 @@ func TestThreadsBeyondReason(t *testing.T) {
 	defer runtime.GOMAXPROCS(procs)
 	groups := newGroups(t, kernel.Variant{})
 	for _, threads := range []int{math.MinInt, 0, 1 << 60, math.MaxInt} {
-		rows := newRows(false, motley...)
+		rows := newRows[float32](false, motley...)
 		want := clone(rows)
-		reference(t, want, groups, Config{}, kernel.NearestNoFlush)
-		require.NoError(t, Step(rows, groups, Config{Threads: threads}), "threads=%d", threads)
+		reference(t, want, groups, Config[float32]{}, kernel.NearestNoFlush)
+		require.NoError(t, Step(rows, groups, Config[float32]{Threads: threads}), "threads=%d", threads)
 		sameRows(t, fmt.Sprintf("threads=%d", threads), rows, want)
 		assert.LessOrEqual(t, runtime.GOMAXPROCS(0), maxThreads, "threads=%d", threads)
 	}
@@ -124,13 +128,17 @@ func TestGOMAXPROCSIsRaisedNotLowered(t *testing.T) {
 }
 
 func TestCallsAtTheSameTime(t *testing.T) {
+	forEachElement(t, testCallsAtTheSameTime[float32], testCallsAtTheSameTime[float64])
+}
+
+func testCallsAtTheSameTime[T kernel.Float](t *testing.T) {
 	groups := newGroups(t, kernel.Variant{})
-	rows := newRows(false, motley...)
+	rows := newRows[T](false, motley...)
 	want := clone(rows)
-	config := Config{Threads: 3, Backend: kernel.Best()}
+	config := Config[T]{Threads: 3, Backend: kernel.Best()}
 	reference(t, want, groups, config, kernel.NearestNoFlush)
 	var calls sync.WaitGroup
-	results, errs := make([][]Param, 6), make([]error, 6)
+	results, errs := make([][]Param[T], 6), make([]error, 6)
 	for i := range results {
 		results[i] = clone(rows)
 		calls.Go(func() { errs[i] = Step(results[i], groups, config) })

@@ -31,8 +31,8 @@ func TestRaceDetectorSeesAWrongPlan(t *testing.T) {
 }
 
 func runWrongPlan(t *testing.T) {
-	rows, groups := newRows(false, 64), newGroups(t, kernel.Variant{})
-	steppers, err := newSteppers(groups, Config{Backend: kernel.Best()}, kernel.NearestNoFlush)
+	rows, groups := newRows[float32](false, 64), newGroups(t, kernel.Variant{})
+	steppers, err := newSteppers(groups, Config[float32]{Backend: kernel.Best()}, kernel.NearestNoFlush)
 	require.NoError(t, err)
 	spans := []span{{0, 0, 33}, {0, 31, 64}}
 	var together sync.WaitGroup

@@ -66,17 +66,17 @@ func (o Options) Group(step float64) (Group, error) {
 	return g, nil
 }
 
-// narrow rounds each scalar once to float32, as torch does when it hands a Python number to a float32 kernel. NaN and
-// infinities pass: torch computes with them.
-func (s Scalars) narrow(mxcsr uint32) kernel.Scalars {
-	return kernel.Scalars{
-		Decay:               float32(s.WeightDecay),
-		OneMinusBeta1:       float32(s.OneMinusBeta1),
-		Beta2:               float32(s.Beta2),
-		OneMinusBeta2:       float32(s.OneMinusBeta2),
-		BiasCorrection2Sqrt: float32(s.BiasCorrection2Sqrt),
-		Eps:                 float32(s.Eps),
-		NegStepSize:         float32(-s.StepSize),
+// narrow rounds each scalar once to the type of the elements, as torch does when it hands a Python number to a kernel. NaN
+// and infinities pass: torch computes with them.
+func narrow[T kernel.Float](s Scalars, mxcsr uint32) kernel.Scalars[T] {
+	return kernel.Scalars[T]{
+		Decay:               T(s.WeightDecay),
+		OneMinusBeta1:       T(s.OneMinusBeta1),
+		Beta2:               T(s.Beta2),
+		OneMinusBeta2:       T(s.OneMinusBeta2),
+		BiasCorrection2Sqrt: T(s.BiasCorrection2Sqrt),
+		Eps:                 T(s.Eps),
+		NegStepSize:         T(-s.StepSize),
 		MXCSR:               mxcsr,
 	}
 }

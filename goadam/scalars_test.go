@@ -79,9 +79,15 @@ func TestGroupKindsOfDecay(t *testing.T) {
 func TestNarrowRoundsOnce(t *testing.T) {
 	s := Scalars{WeightDecay: 1 + 0x1p-25, OneMinusBeta1: 0.1, Beta2: 0.999, OneMinusBeta2: 1e-50, BiasCorrection2Sqrt: math.Inf(1),
 		StepSize: 1e39, Eps: math.NaN()}
-	got := s.narrow(0x9FC0)
+	got := narrow[float32](s, 0x9FC0)
 	assert.True(t, got.Eps != got.Eps, "eps: got %x, want NaN", got.Eps)
 	got.Eps = 0
-	assert.Equal(t, kernel.Scalars{Decay: 1, OneMinusBeta1: 0x1.99999ap-4, Beta2: 0x1.ff7cee000p-1, BiasCorrection2Sqrt: float32(math.Inf(1)),
+	assert.Equal(t, kernel.Scalars[float32]{Decay: 1, OneMinusBeta1: 0x1.99999ap-4, Beta2: 0x1.ff7cee000p-1, BiasCorrection2Sqrt: float32(math.Inf(1)),
 		NegStepSize: float32(math.Inf(-1)), MXCSR: 0x9FC0}, got)
+}
+
+func TestNarrowKeepsDoubles(t *testing.T) {
+	s := Scalars{WeightDecay: 0.1, OneMinusBeta1: 0.2, Beta2: 0.3, OneMinusBeta2: 0.4, BiasCorrection2Sqrt: 0.5, StepSize: 1e300, Eps: 1e-300}
+	assert.Equal(t, kernel.Scalars[float64]{Decay: 0.1, OneMinusBeta1: 0.2, Beta2: 0.3, OneMinusBeta2: 0.4, BiasCorrection2Sqrt: 0.5,
+		NegStepSize: -1e300, Eps: 1e-300, MXCSR: 0x1F80}, narrow[float64](s, 0x1F80))
 }

@@ -7,9 +7,11 @@
 //
 // # The tables
 //
+// Elements are of one dtype in a call: 0 float32, 1 float64. A step with both is two calls.
+//
 // Step reads two tables of native-endian 64-bit words, packed by python/roundpipe_go/_descriptors.py. A row is eight int64:
 //
-//	0 param            address of float32 elements
+//	0 param            address of elements
 //	1 grad             "
 //	2 exp_avg          "
 //	3 exp_avg_sq       "

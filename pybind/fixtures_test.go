@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+
+	"roundpipe-go/kernel"
 )
 
 // arena is memory that Go does not manage, as the memory of tensors: a table holds its addresses as integers.
@@ -98,17 +100,40 @@ func (a *arena) groups(groups ...group) int64 {
 	return a.words(words...)
 }
 
-// newRow is a row over fresh tensors, of group 0, with a float32 counter and without a maximum.
-func (a *arena) newRow(numel int) row {
+// newRow is a row over fresh float32 tensors, of group 0, with a float32 counter and without a maximum.
+func (a *arena) newRow(numel int) row { return newRow[float32](a, numel) }
+
+// newRow is the same of any elements.
+func newRow[T kernel.Float](a *arena, numel int) row {
 	r := row{numel: int64(numel)}
 	for k, address := range []*int64{&r.param, &r.grad, &r.expAvg, &r.expAvgSq} {
-		*address = a.take(4 * numel)
-		for i := range numel {
-			a.setFloat32(*address, i, float32(i%13+1)*[]float32{0.5, -0.25, 0.125, 0.03125}[k])
+		*address = a.take(numel * int(unsafe.Sizeof(*new(T))))
+		elements := elementsAt[T](a, *address, numel)
+		for i := range elements {
+			elements[i] = T(i%13+1) * []T{0.5, -0.25, 0.125, 0.03125}[k]
 		}
 	}
 	r.step = a.floats(6)
 	return r
+}
+
+// elementsAt is the memory of numel elements at an address.
+func elementsAt[T any](a *arena, address int64, numel int) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(a.bytes[a.offset(address):]))), numel)
+}
+
+// codeOf is the dtype of elements.
+func codeOf[T kernel.Float]() int64 {
+	if _, double := any(*new(T)).(float64); double {
+		return float64Code
+	}
+	return float32Code
+}
+
+// forEachElement runs a test of both types of elements, under their names.
+func forEachElement(t *testing.T, ofFloat32, ofFloat64 func(t *testing.T)) {
+	t.Run("float32", ofFloat32)
+	t.Run("float64", ofFloat64)
 }
 
 // seventhStep is a group with the constants of step 7 at torch's defaults.
@@ -120,12 +145,12 @@ func seventhStep(flags float64) group {
 }
 
 // sameValues reports the first difference between two slices. NaNs are equal.
-func sameValues(t testing.TB, id string, got, want []float32) {
+func sameValues[T kernel.Float](t testing.TB, id string, got, want []T) {
 	t.Helper()
 	require.Len(t, got, len(want), id)
 	for i := range got {
-		if math.Float32bits(got[i]) != math.Float32bits(want[i]) && (got[i] == got[i] || want[i] == want[i]) {
-			t.Fatalf("%s[%d] = %x (%08x), want %x (%08x)", id, i, got[i], math.Float32bits(got[i]), want[i], math.Float32bits(want[i]))
+		if g, w := float64(got[i]), float64(want[i]); math.Float64bits(g) != math.Float64bits(w) && (g == g || w == w) {
+			t.Fatalf("%s[%d] = %x, want %x", id, i, g, w)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"roundpipe-go/kernel"
 )
 
-// fuzzBytes is the memory that fuzzed rows point into; fuzzNumel elements from any address there stay inside the arena.
+// fuzzBytes is the memory that fuzzed rows point into; fuzzNumel float64 from any address there stay inside the arena.
 const (
 	fuzzBytes = 1024
 	fuzzNumel = 40
@@ -91,12 +91,13 @@ func (p *program) group() group {
 func FuzzStep(f *testing.F) {
 	f.Add([]byte{})
 	good := []byte{0, 40, 80, 120, 160, 30, 0} // one row of 30 elements, tensors apart
-	f.Add(append([]byte{1, 1, 1, 1, 1, 2, 0}, good...))
-	f.Add(append([]byte{2, 2, 2, 2, 1, 2, 0, 6, 3}, append(good, 0, 40, 80, 120, 160, 30, 4|1|1<<5, 200)...)) // the next has amsgrad
-	f.Add(append([]byte{1, 1, 1, 1, 1, 2, 0}, 0, 0, 80, 120, 160, 30, 0))                                     // grad is param
-	f.Add(append([]byte{1, 1, 1, 1, 1, 2, 0}, 251, 3, 40, 80, 120, 160, 30, 0))                               // not aligned
-	f.Add(append([]byte{1, 1, 1, 1, 1, 2, 0}, 255, 254, 253, 252, 160, 254, 0xFF))                            // nothing is right
-	memory, tables := newArena(f, fuzzBytes+4*fuzzNumel), newArena(f, 1<<16)
+	f.Add(append([]byte{1, 1, 1, 1, 1, 1, 2, 0}, good...))
+	f.Add([]byte{1, 1, 1, 1, 1, 2, 2, 0, 0, 40, 80, 120, 160, 20, 0})                                            // float64, which fill the gaps
+	f.Add(append([]byte{2, 2, 2, 2, 1, 1, 2, 0, 6, 3}, append(good, 0, 40, 80, 120, 160, 30, 4|1|1<<5, 200)...)) // the next has amsgrad
+	f.Add(append([]byte{1, 1, 1, 1, 1, 1, 2, 0}, 0, 0, 80, 120, 160, 30, 0))                                     // grad is param
+	f.Add(append([]byte{1, 1, 1, 1, 1, 1, 2, 0}, 251, 3, 40, 80, 120, 160, 30, 0))                               // not aligned
+	f.Add(append([]byte{1, 1, 1, 1, 1, 1, 2, 0}, 255, 254, 253, 252, 160, 254, 0xFF))                            // nothing is right
+	memory, tables := newArena(f, fuzzBytes+8*fuzzNumel), newArena(f, 1<<16)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for i := range len(memory.bytes) / 4 {
 			memory.setFloat32(memory.address(0), i, float32(i%7)*0.25)
@@ -105,6 +106,7 @@ func FuzzStep(f *testing.F) {
 		p := &program{data: data, arena: memory}
 		rows, groups := make([]row, p.next()%8), make([]group, p.next()%4)
 		backend, arithmetic, squareRoot := int64(p.next()%4)-1, int64(p.next()%4)-1, int64(p.next()%5)-1
+		dtype := int64(p.next()%4) - 1
 		for i := range groups {
 			groups[i] = p.group()
 		}
@@ -114,7 +116,7 @@ func FuzzStep(f *testing.F) {
 		tables.used = 0
 		rowTable, groupTable := tables.rows(rows...), tables.groups(groups...)
 
-		unserved, err := Step(rowTable, int64(len(rows)), groupTable, int64(len(groups)), 2, backend, arithmetic, squareRoot)
+		unserved, err := Step(rowTable, int64(len(rows)), groupTable, int64(len(groups)), dtype, 2, backend, arithmetic, squareRoot)
 		switch {
 		case err != nil:
 			assert.NotContains(t, err.Error(), "panic")

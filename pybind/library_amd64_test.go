@@ -3,6 +3,7 @@ package pybind
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -12,27 +13,32 @@ import (
 	"roundpipe-go/kernel"
 )
 
-// identity is a C function void (int n, const float *x, float *y, int64_t mode) that keeps the mode and copies x to y. It is
-// written in machine code because a test file cannot hold C.
-var identity = []byte{
-	0x48, 0x89, 0x0D, 0x39, 0, 0, 0, // mov [rip+0x39], rcx   the mode, to offset 64
-	0x89, 0xF9, // mov ecx, edi
-	0x48, 0x89, 0xD7, // mov rdi, rdx
-	0xF3, 0xA5, // rep movsd
-	0xC3, // ret
+// identity is a C function void (int n, const float *x, float *y, int64_t mode) that keeps the mode and copies x to y, or the
+// same with double. It is written in machine code because a test file cannot hold C.
+func identity(dtype int64) []byte {
+	code := []byte{
+		0x48, 0x89, 0x0D, 0x39, 0, 0, 0, // mov [rip+0x39], rcx   the mode, to offset 64
+		0x89, 0xF9, // mov ecx, edi
+		0x48, 0x89, 0xD7, // mov rdi, rdx
+	}
+	if dtype == float64Code {
+		return append(code, 0xF3, 0x48, 0xA5, 0xC3) // rep movsq; ret
+	}
+	return append(code, 0xF3, 0xA5, 0xC3) // rep movsd; ret
 }
 
-// setIdentity makes identity the library square root until the test ends. The result says with which mode it was called last.
-func setIdentity(t *testing.T) (mode func() uint64) {
+// setIdentity makes identity the library square root of a dtype until the test ends. The result says with which mode it was
+// called last.
+func setIdentity(t *testing.T, dtype int64) (mode func() uint64) {
 	t.Helper()
 	page, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE|syscall.PROT_EXEC, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	require.NoError(t, err)
-	copy(page, identity)
+	copy(page, identity(dtype))
 	code := &arena{bytes: page}
-	_, err = SetLibrarySquareRoot(code.address(0))
+	_, err = SetLibrarySquareRoot(dtype, code.address(0))
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		_, err := SetLibrarySquareRoot(0)
+		_, err := SetLibrarySquareRoot(dtype, 0)
 		require.NoError(t, err)
 		require.NoError(t, syscall.Munmap(page))
 	})
@@ -41,45 +47,55 @@ func setIdentity(t *testing.T) (mode func() uint64) {
 
 // TestSqrtCallsTheLibrary with lengths around a tile, and all elements once.
 func TestSqrtCallsTheLibrary(t *testing.T) {
-	mode := setIdentity(t)
+	forEachElement(t, testSqrtCallsTheLibrary[float32], testSqrtCallsTheLibrary[float64])
+}
+
+func testSqrtCallsTheLibrary[T kernel.Float](t *testing.T) {
+	mode := setIdentity(t, codeOf[T]())
 	for _, numel := range []int{0, 1, kernel.TileLen - 1, kernel.TileLen, kernel.TileLen + 1, 3*kernel.TileLen + 5} {
-		x := rootsOf(numel)
-		a := newArena(t, 1<<16)
-		in, out := a.floats(x...), a.take(4*numel+4)
-		a.setFloat32(out, numel, 42)
-		count, err := Sqrt(out, in, int64(numel), 0, int64(kernel.Library))
+		x := rootsOf[T](numel)
+		a := newArena(t, 1<<17)
+		in, out := a.take(8*numel), a.take(8*numel+8)
+		copy(elementsAt[T](a, in, numel), x)
+		written := elementsAt[T](a, out, numel+1)
+		written[numel] = 42
+		count, err := Sqrt(out, in, int64(numel), codeOf[T](), 0, int64(kernel.Library))
 		require.NoError(t, err)
 		assert.EqualValues(t, numel, count)
-		sameValues(t, fmt.Sprintf("numel=%d", numel), a.copy(out, numel), x)
-		assert.Equal(t, float32(42), a.float32(out, numel), "numel=%d: written beyond the end", numel)
+		sameValues(t, fmt.Sprintf("numel=%d", numel), written, append(x, 42))
 	}
 	assert.EqualValues(t, 0x140102, mode(), "VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE: got %#x", mode())
 }
 
 func TestStepCallsTheLibrary(t *testing.T) {
-	setIdentity(t)
+	forEachElement(t, testStepCallsTheLibrary[float32], testStepCallsTheLibrary[float64])
+}
+
+func testStepCallsTheLibrary[T kernel.Float](t *testing.T) {
+	setIdentity(t, codeOf[T]())
 	for _, b := range kernel.Available() {
-		a := newArena(t, 1<<16)
-		r := a.newRow(kernel.TileLen + 9)
+		a := newArena(t, 1<<17)
+		r := newRow[T](a, kernel.TileLen+9)
 		g := seventhStep(0)
 		g.biasCorrection2Sqrt, g.eps, g.beta2, g.oneMinusBeta2, g.oneMinusBeta1, g.stepSize = 1, 0, 1, 0, 0, 1
-		want := a.copy(r.param, int(r.numel))
+		values := func(address int64) []T { return elementsAt[T](a, address, int(r.numel)) }
+		want := slices.Clone(values(r.param))
 		for i := range want { // with these scalars: param - exp_avg/root, and the root of exp_avg_sq is itself
-			want[i] -= a.float32(r.expAvg, i) / a.float32(r.expAvgSq, i)
+			want[i] -= values(r.expAvg)[i] / values(r.expAvgSq)[i]
 		}
-		unserved, err := Step(a.rows(r), 1, a.groups(g), 1, 1, int64(b), 0, int64(kernel.Library))
+		unserved, err := Step(a.rows(r), 1, a.groups(g), 1, codeOf[T](), 1, int64(b), 0, int64(kernel.Library))
 		require.NoError(t, err)
 		require.Zero(t, unserved)
-		sameValues(t, fmt.Sprintf("%v: param", b), a.copy(r.param, int(r.numel)), want)
+		sameValues(t, fmt.Sprintf("%v: param", b), values(r.param), want)
 	}
 }
 
 func TestLibraryCanBeTakenBack(t *testing.T) {
-	setIdentity(t)
-	_, err := SetLibrarySquareRoot(0)
+	setIdentity(t, float32Code)
+	_, err := SetLibrarySquareRoot(float32Code, 0)
 	require.NoError(t, err)
 	a := newArena(t, 1<<12)
 	address := a.floats(4)
-	_, err = Sqrt(address, address, 1, 0, int64(kernel.Library))
+	_, err = Sqrt(address, address, 1, float32Code, 0, int64(kernel.Library))
 	assert.EqualError(t, err, "pybind: no library square root is set")
 }

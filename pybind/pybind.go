@@ -10,17 +10,38 @@ import (
 )
 
 // abi is the version of the tables and of the functions; _binding.py asks for the one it was written for.
-const abi = 1
+const abi = 2
 
 // ABI returns the version of the boundary that doc.go describes.
 func ABI() (int64, error) { return abi, nil }
 
-// Step runs one step over the rows at address rows with the groups at address groups; doc.go has both tables.
+// The codes of the types of elements.
+const (
+	float32Code = iota
+	float64Code
+)
+
+// Step runs one step over the rows at address rows with the groups at address groups; doc.go has both tables. All rows are of
+// one dtype.
 //
 // It returns 0 when all is updated, and k > 0 when row k-1 is not one for the kernels and nothing was changed.
-func Step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot int64) (unserved int64, err error) {
+func Step(rows, numRows, groups, numGroups, dtype, threads, backend, arithmetic, squareRoot int64) (unserved int64, err error) {
 	defer recoverTo(&err)
-	config, err := newConfig(threads, backend, arithmetic, squareRoot)
+	switch dtype {
+	case float32Code:
+		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmsSqrt)
+	case float64Code:
+		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmdSqrt)
+	}
+	return 0, unknownDtype(dtype)
+}
+
+func unknownDtype(dtype int64) error {
+	return fmt.Errorf("pybind: dtype is %d, want %d to %d", dtype, float32Code, float64Code)
+}
+
+func step[T kernel.Float](rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot int64, library func() kernel.LibrarySquareRoot[T]) (unserved int64, err error) {
+	config, err := newConfig(threads, backend, arithmetic, squareRoot, library)
 	if err != nil {
 		return 0, err
 	}
@@ -28,7 +49,7 @@ func Step(rows, numRows, groups, numGroups, threads, backend, arithmetic, square
 	if err != nil {
 		return 0, err
 	}
-	params, err := convert("row", rows, numRows, newParam)
+	params, err := convert("row", rows, numRows, newParam[T])
 	if err != nil {
 		return 0, err
 	}
@@ -39,19 +60,29 @@ func Step(rows, numRows, groups, numGroups, threads, backend, arithmetic, square
 	return 0, err
 }
 
-// Sqrt writes the square roots of numel float32 at address x to address y, the way a step with these settings takes them.
+// Sqrt writes the square roots of numel elements at address x to address y, the way a step with these settings takes them.
 // Python compares them with torch.sqrt to find out which square root this torch computes.
-func Sqrt(y, x, numel, backend, squareRoot int64) (count int64, err error) {
+func Sqrt(y, x, numel, dtype, backend, squareRoot int64) (count int64, err error) {
 	defer recoverTo(&err)
-	ys, err := memory[float32]("y", y, numel)
+	switch dtype {
+	case float32Code:
+		return sqrt(y, x, numel, backend, squareRoot, vmsSqrt)
+	case float64Code:
+		return sqrt(y, x, numel, backend, squareRoot, vmdSqrt)
+	}
+	return 0, unknownDtype(dtype)
+}
+
+func sqrt[T kernel.Float](y, x, numel, backend, squareRoot int64, library func() kernel.LibrarySquareRoot[T]) (count int64, err error) {
+	ys, err := memory[T]("y", y, numel)
 	if err != nil {
 		return 0, fmt.Errorf("pybind: %w", err)
 	}
-	xs, err := memory[float32]("x", x, numel)
+	xs, err := memory[T]("x", x, numel)
 	if err != nil {
 		return 0, fmt.Errorf("pybind: %w", err)
 	}
-	config, err := newConfig(1, backend, 0, squareRoot)
+	config, err := newConfig(1, backend, 0, squareRoot, library)
 	if err != nil {
 		return 0, err
 	}
@@ -83,7 +114,7 @@ func BuildInfo() (string, error) {
 	return string(text), err
 }
 
-func newConfig(threads, backend, arithmetic, squareRoot int64) (goadam.Config, error) {
+func newConfig[T kernel.Float](threads, backend, arithmetic, squareRoot int64, library func() kernel.LibrarySquareRoot[T]) (goadam.Config[T], error) {
 	for _, f := range []struct {
 		name        string
 		value, last int64
@@ -92,12 +123,12 @@ func newConfig(threads, backend, arithmetic, squareRoot int64) (goadam.Config, e
 		{"square root", squareRoot, int64(kernel.Library)},
 	} {
 		if f.value < 0 || f.value > f.last {
-			return goadam.Config{}, fmt.Errorf("pybind: %s is %d, want 0 to %d", f.name, f.value, f.last)
+			return goadam.Config[T]{}, fmt.Errorf("pybind: %s is %d, want 0 to %d", f.name, f.value, f.last)
 		}
 	}
-	return goadam.Config{
+	return goadam.Config[T]{
 		Threads: int(threads), Backend: kernel.Backend(backend), Arithmetic: kernel.Arithmetic(arithmetic),
-		SquareRoot: kernel.SquareRoot(squareRoot), Library: library.Load().function(),
+		SquareRoot: kernel.SquareRoot(squareRoot), Library: library(),
 	}, nil
 }
 

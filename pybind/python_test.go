@@ -103,6 +103,9 @@ func TestPythonHasOurConstants(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, strconv.FormatInt(version, 10), find(t, python(t, "_binding.py"), `\n_ABI = (\d+)\n`))
 
+	assert.Contains(t, python(t, "_binding.py"), "\nDTYPES = (torch.float32, torch.float64)\n")
+	assert.Equal(t, []int{0, 1}, []int{float32Code, float64Code})
+
 	descriptors := python(t, "_descriptors.py")
 	assert.Contains(t, descriptors, "\n_STEP_FLOAT64 = 1 << 32\n")
 	assert.EqualValues(t, 1<<32, stepFloat64)

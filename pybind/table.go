@@ -47,7 +47,7 @@ func memory[T any](name string, address, numel int64) ([]T, error) {
 	return unsafe.Slice(*(**T)(unsafe.Pointer(&address)), numel), nil
 }
 
-func newParam(r *row, p *goadam.Param) error {
+func newParam[T kernel.Float](r *row, p *goadam.Param[T]) error {
 	if r.layout&^(groupMask|stepFloat64) != 0 {
 		return fmt.Errorf("unknown bits in layout %#x", r.layout)
 	}
@@ -55,7 +55,7 @@ func newParam(r *row, p *goadam.Param) error {
 	for _, f := range [...]struct {
 		name    string
 		address int64
-		data    *[]float32
+		data    *[]T
 	}{
 		{"param", r.param, &p.Param}, {"grad", r.grad, &p.Grad}, {"exp_avg", r.expAvg, &p.ExpAvg},
 		{"exp_avg_sq", r.expAvgSq, &p.ExpAvgSq}, {"max_exp_avg_sq", r.maxExpAvgSq, &p.MaxExpAvgSq},
@@ -64,7 +64,7 @@ func newParam(r *row, p *goadam.Param) error {
 			continue // goadam knows whether the group needs one
 		}
 		var err error
-		if *f.data, err = memory[float32](f.name, f.address, r.numel); err != nil {
+		if *f.data, err = memory[T](f.name, f.address, r.numel); err != nil {
 			return err
 		}
 	}

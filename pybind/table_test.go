@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"runtime/debug"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -43,17 +44,21 @@ func TestMemoryRefusesWhatNoAddressHolds(t *testing.T) {
 	}
 }
 
-func step(a *arena, rows []row, groups []group) (int64, error) {
-	return Step(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), 1, 0, 0, 0)
+func stepFloat32(a *arena, rows []row, groups []group) (int64, error) {
+	return Step(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), float32Code, 1, 0, 0, 0)
 }
 
 // TestStepReadsTheTables compares a step through the tables with one through goadam, for every word of them.
 func TestStepReadsTheTables(t *testing.T) {
+	forEachElement(t, testStepReadsTheTables[float32], testStepReadsTheTables[float64])
+}
+
+func testStepReadsTheTables[T kernel.Float](t *testing.T) {
 	flags := []float64{0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14}
 	a := newArena(t, 1<<20)
 	var rows []row
 	var groups []group
-	var params []goadam.Param
+	var params []goadam.Param[T]
 	var goGroups []goadam.Group
 	for i, f := range flags {
 		g := seventhStep(f)
@@ -67,12 +72,12 @@ func TestStepReadsTheTables(t *testing.T) {
 			},
 		})
 
-		r := a.newRow(i * 5)
+		r := newRow[T](a, i*5)
 		r.layout = int64(i)
-		p := goadam.Param{Group: i, Param: a.copy(r.param, i*5), Grad: a.copy(r.grad, i*5), ExpAvg: a.copy(r.expAvg, i*5), ExpAvgSq: a.copy(r.expAvgSq, i*5)}
+		p := goadam.Param[T]{Group: i, Param: slices.Clone(elementsAt[T](a, r.param, i*5)), Grad: slices.Clone(elementsAt[T](a, r.grad, i*5)), ExpAvg: slices.Clone(elementsAt[T](a, r.expAvg, i*5)), ExpAvgSq: slices.Clone(elementsAt[T](a, r.expAvgSq, i*5))}
 		if int(f)&4 != 0 {
-			r.maxExpAvgSq = a.floats(make([]float32, i*5)...)
-			p.MaxExpAvgSq = a.copy(r.maxExpAvgSq, i*5)
+			r.maxExpAvgSq = a.take(8 * i * 5)
+			p.MaxExpAvgSq = slices.Clone(elementsAt[T](a, r.maxExpAvgSq, i*5))
 		}
 		if i%2 == 1 {
 			r.step, r.layout = a.words(math.Float64bits(6)), r.layout|stepFloat64
@@ -83,19 +88,19 @@ func TestStepReadsTheTables(t *testing.T) {
 		rows, params = append(rows, r), append(params, p)
 	}
 
-	unserved, err := step(a, rows, groups)
+	unserved, err := Step(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), codeOf[T](), 1, 0, 0, 0)
 	require.NoError(t, err)
 	require.Zero(t, unserved)
-	require.NoError(t, goadam.Step(params, goGroups, goadam.Config{}))
+	require.NoError(t, goadam.Step(params, goGroups, goadam.Config[T]{}))
 	for i, r := range rows {
 		p := &params[i]
 		for _, c := range []struct {
 			name    string
 			address int64
-			want    []float32
+			want    []T
 		}{{"param", r.param, p.Param}, {"grad", r.grad, p.Grad}, {"exp_avg", r.expAvg, p.ExpAvg}, {"exp_avg_sq", r.expAvgSq, p.ExpAvgSq}, {"max_exp_avg_sq", r.maxExpAvgSq, p.MaxExpAvgSq}} {
 			if len(c.want) > 0 {
-				sameValues(t, fmt.Sprintf("flags=%v: %s", flags[i], c.name), a.copy(c.address, len(c.want)), c.want)
+				sameValues(t, fmt.Sprintf("flags=%v: %s", flags[i], c.name), elementsAt[T](a, c.address, len(c.want)), c.want)
 			}
 		}
 		if i%2 == 1 {
@@ -137,7 +142,7 @@ func TestRefusedTablesChangeNothing(t *testing.T) {
 		rows, groups := []row{a.newRow(20), a.newRow(20)}, []group{seventhStep(0), seventhStep(4)}
 		before, used := string(a.bytes), a.used
 		c.spoil(rows, groups)
-		unserved, err := step(a, rows, groups)
+		unserved, err := stepFloat32(a, rows, groups)
 		assert.EqualError(t, err, c.want)
 		assert.Zero(t, unserved, c.want)
 		assert.Equal(t, before[:used], string(a.bytes[:used]), "%s: something was written", c.want)
@@ -162,7 +167,7 @@ func TestUnservedRowIsNamed(t *testing.T) {
 			a.take(64) // room for the tensor that is moved
 			before, used := string(a.bytes), a.used
 			c.spoil(&rows[bad])
-			unserved, err := step(a, rows, []group{seventhStep(0)})
+			unserved, err := stepFloat32(a, rows, []group{seventhStep(0)})
 			assert.NoError(t, err, "%s in row %d", c.desc, bad)
 			assert.EqualValues(t, bad+1, unserved, "%s in row %d", c.desc, bad)
 			assert.Equal(t, before[:used], string(a.bytes[:used]), "%s in row %d: something was written", c.desc, bad)
@@ -182,9 +187,31 @@ func TestSettingsAreChecked(t *testing.T) {
 		{0, 0, int64(kernel.Library), "goadam: group 0: kernel: square root library needs a function"},
 	} {
 		a := newArena(t, 1<<12)
-		_, err := Step(0, 0, a.groups(seventhStep(0)), 1, 1, c.backend, c.arithmetic, c.squareRoot)
+		_, err := Step(0, 0, a.groups(seventhStep(0)), 1, float32Code, 1, c.backend, c.arithmetic, c.squareRoot)
 		assert.EqualError(t, err, c.want)
 	}
+}
+
+func TestDtypeIsChecked(t *testing.T) {
+	a := newArena(t, 1<<12)
+	for _, dtype := range []int64{-1, 2, 256, math.MaxInt64} {
+		want := fmt.Sprintf("pybind: dtype is %d, want 0 to 1", dtype)
+		_, err := Step(0, 0, a.groups(seventhStep(0)), 1, dtype, 1, 0, 0, 0)
+		assert.EqualError(t, err, want)
+		_, err = Sqrt(0, 0, 0, dtype, 0, 0)
+		assert.EqualError(t, err, want)
+		_, err = SetLibrarySquareRoot(dtype, 0)
+		assert.EqualError(t, err, want)
+	}
+}
+
+func TestFloat64NeedsItsAlignment(t *testing.T) {
+	a := newArena(t, 1<<12)
+	r := newRow[float64](a, 20)
+	r.grad += 4
+	unserved, err := Step(a.rows(r), 1, a.groups(seventhStep(0)), 1, float64Code, 1, 0, 0, 0)
+	assert.NoError(t, err)
+	assert.EqualValues(t, 1, unserved)
 }
 
 func TestTablesAreChecked(t *testing.T) {
@@ -198,10 +225,10 @@ func TestTablesAreChecked(t *testing.T) {
 		{0, 0, -8, 1, "pybind: the group table is at -0x8 with 1 elements, want an address that holds them"},
 		{0, 0, 4096, math.MaxInt64, "pybind: the group table has 9223372036854775807 elements, want 0 to what fits an address"},
 	} {
-		_, err := Step(c.rows, c.numRows, c.groups, c.numGroups, 1, 0, 0, 0)
+		_, err := Step(c.rows, c.numRows, c.groups, c.numGroups, float32Code, 1, 0, 0, 0)
 		assert.EqualError(t, err, c.want)
 	}
-	unserved, err := Step(0, 0, 0, 0, 1, 0, 0, 0)
+	unserved, err := Step(0, 0, 0, 0, float32Code, 1, 0, 0, 0)
 	assert.NoError(t, err, "no rows")
 	assert.Zero(t, unserved)
 }
@@ -215,21 +242,21 @@ func TestPanicsBecomeErrors(t *testing.T) {
 	closed := (&arena{bytes: page}).address(0)
 	const fault = "runtime error: invalid memory address or nil pointer dereference"
 
-	_, err = Step(closed, 1, 0, 0, 1, 0, 0, 0)
+	_, err = Step(closed, 1, 0, 0, float32Code, 1, 0, 0, 0)
 	assert.EqualError(t, err, "pybind: panic: "+fault)
-	_, err = Step(0, 0, closed, 1, 1, 0, 0, 0)
+	_, err = Step(0, 0, closed, 1, float32Code, 1, 0, 0, 0)
 	assert.EqualError(t, err, "pybind: panic: "+fault)
-	_, err = Sqrt(closed, closed+2048, 4, 0, 0)
+	_, err = Sqrt(closed, closed+2048, 4, float32Code, 0, 0)
 	assert.EqualError(t, err, "pybind: panic: "+fault)
 
 	for _, backend := range kernel.Available() {
 		a := newArena(t, 1<<16)
 		r, good := a.newRow(4), a.newRow(4)
 		r.param = closed
-		_, err = Step(a.rows(r), 1, a.groups(seventhStep(0)), 1, 1, int64(backend), 0, 0)
+		_, err = Step(a.rows(r), 1, a.groups(seventhStep(0)), 1, float32Code, 1, int64(backend), 0, 0)
 		assert.EqualError(t, err, "goadam: panic in the update: "+fault, "%v", backend)
 		assert.Equal(t, float32(6), a.float32(r.step, 0), "%v: the counter advanced", backend)
-		_, err = Step(a.rows(good), 1, a.groups(seventhStep(0)), 1, 1, int64(backend), 0, 0)
+		_, err = Step(a.rows(good), 1, a.groups(seventhStep(0)), 1, float32Code, 1, int64(backend), 0, 0)
 		assert.NoError(t, err, "%v: the call after the panic", backend)
 		assert.Equal(t, float32(7), a.float32(good.step, 0), "%v: the call after the panic", backend)
 	}
