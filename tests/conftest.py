@@ -32,7 +32,8 @@ def pytest_configure(config):
 def pytest_report_header():
     info = roundpipe_go.build_info()
     return [
-        f"roundpipe_go: backends {', '.join(BACKENDS)}; arithmetic {info['arithmetic']}; square root {info['square_root']}",
+        f"roundpipe_go: backends {', '.join(BACKENDS)}; arithmetic {info['arithmetic']}; "
+        f"square root {info['square_root']}, of float64 {info['square_root_float64']}",
         f"torch: {info['torch']}; capability {info['torch_cpu_capability']}; {torch.get_num_threads()} threads",
     ]
 

@@ -28,9 +28,9 @@ KEYWORDS = {
     "ABI": [],
     "Backends": [],
     "BuildInfo": [],
-    "SetLibrarySquareRoot": ["address"],
-    "Sqrt": ["y", "x", "numel", "backend", "squareRoot"],
-    "Step": ["rows", "numRows", "groups", "numGroups", "threads", "backend", "arithmetic", "squareRoot"],
+    "SetLibrarySquareRoot": ["dtype", "address"],
+    "Sqrt": ["y", "x", "numel", "dtype", "backend", "squareRoot"],
+    "Step": ["rows", "numRows", "groups", "numGroups", "dtype", "threads", "backend", "arithmetic", "squareRoot"],
 }
 """The functions of _native with their keywords. gopy leaves out in silence what it cannot wrap."""
 
@@ -82,9 +82,9 @@ def test_extension_function_has_keywords(name):
 
 def test_extension_refuses_what_is_no_int64():
     with pytest.raises(TypeError):
-        _native.SetLibrarySquareRoot("0")
+        _native.SetLibrarySquareRoot(0, "0")
     with pytest.raises(OverflowError):
-        _native.SetLibrarySquareRoot(2**63)
+        _native.SetLibrarySquareRoot(0, 2**63)
 
 
 def test_package_has_type_marker_and_no_generated_python():

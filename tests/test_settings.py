@@ -159,5 +159,5 @@ def test_command_prints_the_same_as_json():
     info = roundpipe_go.build_info()
     printed = json.loads(run.stdout)
     assert printed.keys() == info.keys()
-    for key in ("roundpipe_go", "torch", "cpu", "backends", "arithmetic", "square_root", "extension"):
+    for key in ("roundpipe_go", "torch", "cpu", "backends", "arithmetic", "square_root", "square_root_float64", "extension"):
         assert printed[key] == info[key]

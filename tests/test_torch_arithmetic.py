@@ -139,7 +139,7 @@ def test_ieee_says_so():
     assert "asked for" in arithmetic.why
 
 
-PARITY = ["test_parity.py", "-q", "-k", "test_any_bits or test_preset_step or (test_special_values and 0.999)"]
+PARITY = ["test_parity.py", "test_float64.py", "-q", "-k", "test_any_bits or test_preset_step or (test_special_values and 0.999)"]
 
 CHILD = """
 import json, sys

@@ -42,7 +42,7 @@ def test_verify_passes_and_tells_who_computed(monkeypatch, capsys):
     assert status == 0
     assert result["equal"] is True
     served = {row["name"]: row["served"] for row in result["rows"]}
-    assert served["float32"] == served["float32, decoupled decay"] == served["complex64"] == "kernel"
+    assert served["float32"] == served["float32, decoupled decay"] == served["complex64"] == served["float64"] == "kernel"
     assert served["bfloat16"] == served["float32, fused=True"] == "torch"
     assert all(row["runs"] == 8 and not row["different"] for row in result["rows"])
     assert all(row["reason"] for row in result["rows"] if row["served"] == "torch")

@@ -18,7 +18,14 @@ import torch
 if TYPE_CHECKING:
     from types import ModuleType
 
-_ABI = 1
+_ABI = 2
+
+DTYPES = (torch.float32, torch.float64)
+"""Types of elements, in the order of their codes in Go."""
+
+LIBRARY_FUNCTIONS = {torch.float32: "vmsSqrt", torch.float64: "vmdSqrt"}
+"""oneMKL's square roots, which torch's official wheels call and export."""
+
 _loaded = False
 _forked = False
 
@@ -63,29 +70,38 @@ def backends() -> int:
 
 
 @functools.cache
-def library_square_root() -> str | None:
-    """Finds oneMKL's ``vmsSqrt`` in the loaded torch and hands it to Go.
+def library_square_root(dtype: torch.dtype) -> str | None:
+    """Finds oneMKL's square root of a dtype in the loaded torch and hands it to Go.
 
     Returns:
         The name of the library that exports it, or None: a torch without MKL.
     """
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        function = ctypes.CDLL(str(path)).vmsSqrt
+        function = getattr(ctypes.CDLL(str(path)), LIBRARY_FUNCTIONS[dtype])
     except (OSError, AttributeError):
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value
-    _module().SetLibrarySquareRoot(address)
+    _module().SetLibrarySquareRoot(DTYPES.index(dtype), address)
     return path.name
 
 
-def sqrt(y: int, x: int, numel: int, backend: int, square_root: int) -> None:
-    """Writes the square roots of ``numel`` float32 at address ``x`` to address ``y``."""
-    _module().Sqrt(y, x, numel, backend, square_root)
+def sqrt(y: int, x: int, numel: int, *, dtype: torch.dtype, backend: int, square_root: int) -> None:
+    """Writes the square roots of ``numel`` elements at address ``x`` to address ``y``."""
+    _module().Sqrt(y, x, numel, DTYPES.index(dtype), backend, square_root)
 
 
 def step(
-    rows: int, num_rows: int, groups: int, num_groups: int, *, threads: int, backend: int, arithmetic: int, square_root: int
+    rows: int,
+    num_rows: int,
+    groups: int,
+    num_groups: int,
+    *,
+    dtype: torch.dtype,
+    threads: int,
+    backend: int,
+    arithmetic: int,
+    square_root: int,
 ) -> int:
     """One step over the tables at the given addresses, without the GIL; ``pybind/doc.go`` describes them.
 
@@ -95,7 +111,8 @@ def step(
     Raises:
         RuntimeError: the tables are wrong, or the update failed.
     """
-    return int(_module().Step(rows, num_rows, groups, num_groups, threads, backend, arithmetic, square_root))
+    code = DTYPES.index(dtype)
+    return int(_module().Step(rows, num_rows, groups, num_groups, code, threads, backend, arithmetic, square_root))
 
 
 def build_info() -> dict[str, Any]:

@@ -27,14 +27,20 @@ _AMSGRAD, _MAXIMIZE = 1 << 2, 1 << 3
 PLAIN_TYPES = frozenset((Tensor, Parameter))
 """The types whose memory is what it seems; a subclass may mean something else by it, or have none."""
 
-_SERVED_DTYPES = frozenset((torch.float32, torch.complex64))
+ELEMENTS = {
+    torch.float32: torch.float32,
+    torch.complex64: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex128: torch.float64,
+}
+"""The dtypes of the parameters that are served, and of the elements that the kernels see in them."""
+
 _STEP_DTYPES = frozenset((torch.float32, torch.float64))
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 # Reasons why a parameter is left to torch.
 SUBCLASS = "a parameter, gradient or state tensor is of a subclass of torch.Tensor; plain tensors are computed in Go"
 DEVICE = "a parameter is not on the CPU; roundpipe_go computes on CPU tensors only"
-DTYPE = "a parameter is neither float32 nor complex64; only these are computed in Go"
+DTYPE = "a parameter is not float32, float64, complex64 or complex128; only these are computed in Go"
 COMPLEX_DECAY = "a complex parameter has weight decay, which torch rounds another way than for real ones"
 SCALAR_DECAY = "lr is a float64 tensor and a parameter has no dimensions: torch then decays it in float64; give a float"
 MIXED = "gradient or state differ from their parameter in dtype, device or shape; make them equal"
@@ -95,7 +101,7 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
         contiguous = contiguous and tensor.is_contiguous()
     if not param.is_cpu:
         return DEVICE
-    if dtype not in _SERVED_DTYPES:
+    if dtype not in ELEMENTS:
         return DTYPE
     if not contiguous and not _same_order(tensors):
         return LAYOUT
@@ -104,24 +110,18 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
     return None
 
 
-def _checked(value: Any) -> float:
-    """A scalar that torch converts with a check; the others become infinite in silence, there as here."""
-    number = float(value)
-    if math.isfinite(number) and abs(number) > _FLOAT32_MAX:
-        raise OverflowError(f"{number} does not fit into a float32")
-    return number
-
-
 class Table:
     """The rows and groups of one native call, and the tensors they point into.
 
     Attributes:
+        dtype: of the elements.
         rows: eight words a parameter.
         groups: nine words per set of options and distinct step count.
         tensors: everything the call reads or writes; hold the table until the call returns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.rows = array("q")
         self.groups = array("d")
         self.tensors: list[Tensor] = []
@@ -134,9 +134,17 @@ class Table:
     def num_groups(self) -> int:
         return len(self.groups) // _GROUP_WORDS
 
-    def counts_twice(self) -> bool:
-        """Whether two rows share a step counter: a parameter given twice, which is to be stepped twice in sequence."""
-        return len(set(self.rows[_STEP_WORD::_ROW_WORDS])) < self.num_rows
+    @property
+    def counters(self) -> array[int]:
+        """The addresses of the step counters."""
+        return self.rows[_STEP_WORD::_ROW_WORDS]
+
+    def _checked(self, value: Any) -> float:
+        """A scalar that torch converts with a check; the others become infinite in silence, there as here."""
+        number = float(value)
+        if math.isfinite(number) and abs(number) > torch.finfo(self.dtype).max:
+            raise OverflowError(f"{number} does not fit into {self.dtype}")
+        return number
 
     def add_group(
         self,
@@ -160,8 +168,8 @@ class Table:
             The group's index.
 
         Raises:
-            Exception: of many types, and torch's function raises too, in its own words: a scalar does not fit into a
-                float32, a bias correction is 0 or complex, an option is no number.
+            Exception: of many types, and torch's function raises too, in its own words: a scalar does not fit into the
+                dtype, a bias correction is 0 or complex, an option is no number.
         """
         bias_correction1 = 1 - beta1**step
         bias_correction2 = 1 - beta2**step
@@ -172,16 +180,16 @@ class Table:
             if decoupled_weight_decay:
                 decay_kind, decay = _DECOUPLED_DECAY, float(1 - lr * weight_decay)
             else:
-                decay_kind, decay = _L2_DECAY, _checked(weight_decay)
+                decay_kind, decay = _L2_DECAY, self._checked(weight_decay)
         flags = decay_kind | (_AMSGRAD if amsgrad else 0) | (_MAXIMIZE if maximize else 0)
         self.groups.extend(
             (
                 decay,
-                _checked(1 - beta1),
+                self._checked(1 - beta1),
                 float(beta2),
-                _checked(1 - beta2),
+                self._checked(1 - beta2),
                 float(bias_correction2_sqrt),
-                _checked(step_size),
+                self._checked(step_size),
                 float(eps),
                 step,
                 flags,
@@ -201,7 +209,7 @@ class Table:
                 exp_avg_sq.data_ptr(),
                 max_exp_avg_sq[0].data_ptr() if max_exp_avg_sq else 0,
                 step.data_ptr(),
-                2 * numel if param.dtype is torch.complex64 else numel,
+                2 * numel if param.is_complex() else numel,
                 group | (_STEP_FLOAT64 if step.dtype is torch.float64 else 0),
             )
         )
@@ -214,6 +222,7 @@ class Table:
             self.num_rows,
             self.groups.buffer_info()[0],
             self.num_groups,
+            dtype=self.dtype,
             threads=threads,
             backend=backend,
             arithmetic=arithmetic,

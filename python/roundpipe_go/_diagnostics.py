@@ -41,7 +41,7 @@ def _cpu() -> str:
 
 
 def build_info() -> dict[str, Any]:
-    """Returns what a bug report needs: versions, backend, arithmetic, square root and why, threads, environment.
+    """Returns what a bug report needs: versions, backend, arithmetic, square roots and why, threads, environment.
 
     Returns:
         A dictionary of strings, numbers, lists and dictionaries, fit for JSON. Keys are added from version to version.
@@ -51,7 +51,7 @@ def build_info() -> dict[str, Any]:
         ValueError, RuntimeError: an environment variable asks for what does not exist here.
     """
     native = _binding.build_info()
-    arithmetic = torch_arithmetic()
+    arithmetic, double = torch_arithmetic(torch.float32), torch_arithmetic(torch.float64)
     return {
         "roundpipe_go": version("roundpipe-go"),
         "torch": torch.__version__,
@@ -66,6 +66,8 @@ def build_info() -> dict[str, Any]:
         "arithmetic": arithmetic.arithmetic,
         "square_root": arithmetic.square_root,
         "why": arithmetic.why,
+        "square_root_float64": double.square_root,
+        "why_float64": double.why,
         "threads": {
             "roundpipe_go": _settings.get_num_threads(),
             "torch": torch.get_num_threads(),

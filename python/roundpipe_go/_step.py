@@ -59,8 +59,7 @@ def _unserved(options: Options) -> str | None:
         return "lr is a tensor of another device or of a subclass; give a float or a plain CPU tensor"
     if _binding.forked():
         return "this process was forked after the Go runtime had started; start workers by spawn or forkserver"
-    arithmetic = torch_arithmetic()
-    return arithmetic.why if arithmetic.square_root is None else None
+    return None
 
 
 def _unserved_decay(param: Tensor, options: Options) -> str | None:
@@ -68,7 +67,8 @@ def _unserved_decay(param: Tensor, options: Options) -> str | None:
     if param.is_complex():
         return _descriptors.COMPLEX_DECAY
     lr = options["lr"]
-    if isinstance(lr, Tensor) and param.dim() == 0 and lr.dtype is torch.float64 and options["decoupled_weight_decay"]:
+    narrowed = isinstance(lr, Tensor) and lr.dtype is torch.float64 and param.dtype is torch.float32
+    if narrowed and param.dim() == 0 and options["decoupled_weight_decay"]:
         return _descriptors.SCALAR_DECAY
     return None
 
@@ -112,14 +112,47 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
     }
 
 
+class _Kernels:
+    """What the kernels of one dtype serve of a step.
+
+    Attributes:
+        unserved: why there are none that have torch's bits, or None.
+        table: the parameters.
+        written: the tensors that change.
+        calls: the same for torch, in case that the kernels refuse.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._arithmetic = torch_arithmetic(dtype)
+        self.unserved = self._arithmetic.why if self._arithmetic.square_root is None else None
+        self.table = _descriptors.Table(dtype)
+        self.written: list[Tensor] = []
+        self.calls: list[_Call] = []
+
+    def run(self) -> None:
+        """One native call, or torch's if some row's tensors share memory with each other."""
+        if self.table.num_rows == 0:
+            return
+        if self._arithmetic.square_root is None:
+            raise AssertionError("rows were added although no kernel reproduces torch")
+        refused = self.table.run(
+            threads=_settings.get_num_threads(),
+            backend=_settings.BACKENDS.index(_settings.get_backend()),
+            arithmetic=ARITHMETICS.index(self._arithmetic.arithmetic),
+            square_root=SQUARE_ROOTS.index(self._arithmetic.square_root),
+        )
+        if refused:  # and nothing was changed
+            _run_by_torch(self.calls)
+        else:
+            increment_version(self.written)
+
+
 class Step:
     """All groups of one step: ``add`` each, then ``run`` once. Until ``run`` nothing is written."""
 
     def __init__(self) -> None:
-        self._table = _descriptors.Table()
-        self._written: list[Tensor] = []
+        self._kernels: dict[torch.dtype, _Kernels] = {}
         self._added: list[tuple[Lists, Options]] = []
-        self._served: list[_Call] = []
         self._unserved: list[_Call] = []
 
     def add(self, lists: Lists, options: Options) -> None:
@@ -142,8 +175,8 @@ class Step:
         columns = [params, grads, exp_avgs, exp_avg_sqs] + ([max_exp_avg_sqs] if options["amsgrad"] else [])
         constants = {name: options[name] for name in _CONSTANTS}
         decays = constants["weight_decay"] != 0
-        groups: dict[float, int] = {}
-        sorted_rows: dict[str | None, list[int]] = {}
+        groups: dict[tuple[_Kernels, float], int] = {}
+        sorted_rows: dict[_Kernels | str, list[int]] = {}
         for i, (step, *tensors) in enumerate(zip(state_steps, *columns, strict=True)):
             written = (tensors[0], *tensors[2:], step)
             if type(tensors[0]) not in _descriptors.PLAIN_TYPES:
@@ -152,19 +185,32 @@ class Step:
             if reason is None and decays:
                 reason = _unserved_decay(tensors[0], options)
             if reason is None:
+                kernels = self._kernels_of(tensors[0].dtype)
+                reason = kernels.unserved
+            if reason is None:
                 try:
-                    count = _descriptors.next_step(step)
-                    if count not in groups:
-                        groups[count] = self._table.add_group(count, **constants)
+                    key = kernels, _descriptors.next_step(step)
+                    if key not in groups:
+                        groups[key] = kernels.table.add_group(key[1], **constants)
                 except Exception:  # whatever it is: torch finds the same, and has the words for it
                     reason = _descriptors.CONSTANTS
                 else:
-                    self._table.add_row(tensors, step, groups[count])
-                    self._written += written
-            sorted_rows.setdefault(reason, []).append(i)
-        for reason, rows in sorted_rows.items():
+                    kernels.table.add_row(tensors, step, groups[key])
+                    kernels.written += written
+            sorted_rows.setdefault(kernels if reason is None else reason, []).append(i)
+        for where, rows in sorted_rows.items():
             some: Lists = tuple([tensors[i] for i in rows] if tensors else [] for tensors in lists)  # type: ignore[assignment]
-            (self._served if reason is None else self._unserved).append(_Call(some, options, reason or _SHARED))
+            if isinstance(where, _Kernels):
+                where.calls.append(_Call(some, options, _SHARED))
+            else:
+                self._unserved.append(_Call(some, options, where))
+
+    def _kernels_of(self, dtype: torch.dtype) -> _Kernels:
+        """The kernels for parameters of a dtype that is served."""
+        element = _descriptors.ELEMENTS[dtype]
+        if element not in self._kernels:
+            self._kernels[element] = _Kernels(element)
+        return self._kernels[element]
 
     def run(self) -> None:
         """Updates everything, or raises and has changed nothing of what the kernels serve."""
@@ -172,32 +218,21 @@ class Step:
             _run_by_torch([_Call(lists, options, _SHARED) for lists, options in self._added])
             return
         _run_by_torch(self._unserved)
-        if self._table.num_rows == 0:
-            return
-        if self._run_by_kernels() == 0:
-            increment_version(self._written)
-        else:
-            _run_by_torch(self._served)
+        for kernels in self._kernels.values():
+            kernels.run()
 
     def _order_matters(self) -> bool:
-        """Whether a parameter is updated twice, or kernels and torch would share memory."""
-        if self._table.counts_twice():
+        """Whether a parameter is updated twice, or those who update after each other, kernels and torch, share memory."""
+        counters = [counter for kernels in self._kernels.values() for counter in kernels.table.counters]
+        if len(set(counters)) < len(counters):
             return True
-        return bool(self._unserved) and not _storages(self._table.tensors).isdisjoint(
-            _storages(tensor for call in self._unserved for tensors in call.lists for tensor in tensors)
-        )
-
-    def _run_by_kernels(self) -> int:
-        """One native call; 0 if it is done, else nothing was changed: some row's tensors share memory with each other."""
-        arithmetic = torch_arithmetic()
-        if arithmetic.square_root is None:
-            raise AssertionError("rows were added although no kernel reproduces torch")
-        return self._table.run(
-            threads=_settings.get_num_threads(),
-            backend=_settings.BACKENDS.index(_settings.get_backend()),
-            arithmetic=ARITHMETICS.index(arithmetic.arithmetic),
-            square_root=SQUARE_ROOTS.index(arithmetic.square_root),
-        )
+        tensors = [kernels.table.tensors for kernels in self._kernels.values() if kernels.table.num_rows > 0]
+        if self._unserved:
+            tensors.append([tensor for call in self._unserved for some in call.lists for tensor in some])
+        if len(tensors) < 2:
+            return False
+        storages = [_storages(some) for some in tensors]
+        return len(set().union(*storages)) < sum(map(len, storages))
 
 
 def _run_by_torch(calls: list[_Call]) -> None:

@@ -21,16 +21,20 @@ ARITHMETICS = ("fma", "plain")
 SQUARE_ROOTS = ("ieee", "goldschmidt", "newton", "library")
 """In the order of their codes in Go, and of preference: the first that equals torch.sqrt is taken."""
 
+_CANDIDATES = {torch.float32: SQUARE_ROOTS, torch.float64: ("ieee", "library")}
+"""The CPU's estimates, from which the others start, are of float32."""
+
 _ESTIMATED = {"goldschmidt": "avx2", "newton": "avx512"}
 """Square roots that start from an estimate of the CPU's, and the first backend to have it."""
 
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _BITS_OF_ONE = 0x3F800000
 _CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class TorchArithmetic:
-    """How torch rounds, in the terms of the kernels.
+    """How torch rounds the numbers of one dtype, in the terms of the kernels.
 
     Attributes:
         arithmetic: "fma" or "plain".
@@ -46,35 +50,61 @@ class TorchArithmetic:
 
 def _bits(tensor: Tensor) -> Tensor:
     """Bit patterns, every NaN as one: payloads carry no meaning."""
-    return torch.where(tensor.isnan(), torch.nan, tensor).view(torch.int32)
+    return torch.where(tensor.isnan(), torch.nan, tensor).view(_INTEGERS[tensor.dtype])
 
 
-def _probe() -> Tensor:
-    """Every binade sampled, with its edges; denormals, zeros, infinities, negatives and NaN. 132,096 float32."""
+def _probe(dtype: torch.dtype) -> Tensor:
+    """Every binade sampled, with its edges; denormals, zeros, infinities, negatives and NaN. 132,096 float32, 528,749 float64.
+
+    Those of float64, of which no binade can be tried as a whole, have the roots that are hardest to round as well.
+    """
+    width, exponents, samples = (23, 256, 512) if dtype is torch.float32 else (52, 2048, 256)
+    integers = _INTEGERS[dtype]
     generator = torch.Generator().manual_seed(0)
-    mantissa = torch.randint(0, 1 << 23, (256, 512), dtype=torch.int32, generator=generator, device="cpu")
-    mantissa[:, :4] = torch.tensor([0, 1, (1 << 23) - 2, (1 << 23) - 1], dtype=torch.int32, device="cpu")
-    exponent = torch.arange(256, dtype=torch.int32, device="cpu").unsqueeze(1) << 23
-    positive = (exponent | mantissa).view(torch.float32).flatten()
-    return torch.cat([positive, -positive[::128]])
+    mantissa = torch.randint(0, 1 << width, (exponents, samples), dtype=integers, generator=generator, device="cpu")
+    mantissa[:, :4] = torch.tensor([0, 1, (1 << width) - 2, (1 << width) - 1], dtype=integers, device="cpu")
+    exponent = torch.arange(exponents, dtype=integers, device="cpu").unsqueeze(1) << width
+    positive = (exponent | mantissa).view(dtype).flatten()
+    hardest = torch.tensor(_hardest() if dtype is torch.float64 else [], dtype=dtype, device="cpu")
+    return torch.cat([positive, -positive[::128], hardest])
+
+
+def _hardest() -> list[float]:
+    """Doubles in [1, 4) with roots next to the middle between two doubles, where one that is only nearly right errs.
+
+    Such a middle is an odd z of 54 bits in units of half the last place. With z*z = x*2**n + c for a small c, the root of
+    x*2**n is z - c/2z. There is a z for every n and every c that is 1 modulo 8; it is found bit by bit.
+    """
+    found = []
+    for n, unit in ((54, 2.0**-52), (55, 2.0**-51)):  # for x in [1, 2) and in [2, 4)
+        for c in range(-1023, 1024, 8):
+            z = 1
+            for bit in range(3, n):
+                if (z * z - c) >> bit & 1:
+                    z += 1 << (bit - 1)
+            for root in (z, -z):
+                x = (root % (1 << n - 1) | 1 << 53) ** 2 - c
+                if x % (1 << n) == 0 and 1 << 52 <= x >> n < 1 << 53:
+                    found.append((x >> n) * unit)
+    return found
 
 
 def _kernel_sqrt(x: Tensor, square_root: str) -> Tensor:
     """The kernels' square root of every x."""
     y = torch.empty_like(x)
     backend = _settings.BACKENDS.index(_settings.available_backends()[-1])
-    _binding.sqrt(y.data_ptr(), x.data_ptr(), x.numel(), backend, SQUARE_ROOTS.index(square_root))
+    code = SQUARE_ROOTS.index(square_root)
+    _binding.sqrt(y.data_ptr(), x.data_ptr(), x.numel(), dtype=x.dtype, backend=backend, square_root=code)
     return y
 
 
-def _equals_on_probe(square_root: str) -> bool:
-    """Whether the kernels' square root has the bits of torch.sqrt on values of every kind."""
-    x = _probe()
+def _sqrt_equals(x: Tensor, square_root: str) -> bool:
+    """Whether the kernels' square root has the bits of torch.sqrt."""
     return torch.equal(_bits(_kernel_sqrt(x, square_root)), _bits(torch.sqrt(x)))
 
 
 def _equals_everywhere(square_root: str) -> bool:
-    """The same on all 2^24 values in [1, 4). The formulas scale with powers of four, so they stand for all normal numbers."""
+    """The same on all 2^24 float32 in [1, 4). The formulas scale with powers of four, so they stand for all normal numbers."""
     bits = torch.arange(_BITS_OF_ONE, _BITS_OF_ONE + _CHUNK, dtype=torch.int32, device="cpu")
     for _ in range(0, 1 << 24, _CHUNK):
         x = bits.view(torch.float32)
@@ -84,35 +114,35 @@ def _equals_everywhere(square_root: str) -> bool:
     return True
 
 
-def _reproduces_sqrt(square_root: str) -> bool:
+def _reproduces_sqrt(square_root: str, dtype: torch.dtype) -> bool:
     if square_root == "library":
         # torch calls the very same function; the probe shows that it is the same.
-        return _binding.library_square_root() is not None and _equals_on_probe(square_root)
+        return _binding.library_square_root(dtype) is not None and _sqrt_equals(_probe(dtype), square_root)
     if square_root in _ESTIMATED and (
         # The CPU must have the estimate, and the library stands in where small intermediate results would be flushed.
-        _ESTIMATED[square_root] not in _settings.available_backends() or _binding.library_square_root() is None
+        _ESTIMATED[square_root] not in _settings.available_backends() or _binding.library_square_root(dtype) is None
     ):
         return False
-    return _equals_on_probe(square_root) and _equals_everywhere(square_root)
+    return _sqrt_equals(_probe(dtype), square_root) and (dtype is torch.float64 or _equals_everywhere(square_root))
 
 
-def _find_square_root() -> str | None:
+def _find_square_root(dtype: torch.dtype) -> str | None:
     """The first square root that equals torch.sqrt."""
     # oneMKL 2024.2 may answer a process's first concurrent call with another, less accurate kernel: warm it up.
-    torch.sqrt(torch.ones(64, dtype=torch.float32, device="cpu"))
-    return next((name for name in SQUARE_ROOTS if _reproduces_sqrt(name)), None)
+    torch.sqrt(torch.ones(64, dtype=dtype, device="cpu"))
+    return next((name for name in _CANDIDATES[dtype] if _reproduces_sqrt(name, dtype)), None)
 
 
-def _trial_equals(arithmetic: str, square_root: str, **options: Any) -> bool:
+def _trial_equals(dtype: torch.dtype, arithmetic: str, square_root: str, **options: Any) -> bool:
     """Whether two steps of a few hundred elements have the bits of torch's own function."""
     options = {"amsgrad": True, "maximize": False, "eps": 1e-8, "lr": 1e-3, **options}
     generator = torch.Generator().manual_seed(1)
-    param, grad = torch.randn(2, 331, dtype=torch.float32, generator=generator, device="cpu")
+    param, grad = torch.randn(2, 331, dtype=dtype, generator=generator, device="cpu")
     ours = [param, grad, *(torch.zeros_like(param) for _ in range(3)), torch.zeros((), dtype=torch.float32, device="cpu")]
     theirs = [tensor.clone() for tensor in ours]
     for _ in range(2):
         *tensors, step = ours
-        table = _descriptors.Table()
+        table = _descriptors.Table(dtype)
         group = table.add_group(_descriptors.next_step(step), **options)
         table.add_row(tensors, step, group)
         unserved = table.run(
@@ -127,10 +157,12 @@ def _trial_equals(arithmetic: str, square_root: str, **options: Any) -> bool:
     return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(ours, theirs))
 
 
-def _trial(arithmetic: str, square_root: str) -> bool:
+def _trial(dtype: torch.dtype, arithmetic: str, square_root: str) -> bool:
     """A last look before any user's tensor is touched: another build of torch may round where the known ones do not."""
     return all(
-        _trial_equals(arithmetic, square_root, beta1=beta1, beta2=0.999, weight_decay=0.1, decoupled_weight_decay=decoupled)
+        _trial_equals(
+            dtype, arithmetic, square_root, beta1=beta1, beta2=0.999, weight_decay=0.1, decoupled_weight_decay=decoupled
+        )
         for beta1 in (0.9, 0.3)
         for decoupled in (False, True)
     )
@@ -140,12 +172,12 @@ _WHY = {
     "ieee": "torch.sqrt rounds correctly here",
     "goldschmidt": "torch.sqrt is a Goldschmidt iteration on RSQRTPS here",
     "newton": "torch.sqrt is a Newton step on VRSQRT14PS here",
-    "library": "torch.sqrt is oneMKL's vmsSqrt here, which is called tile by tile",
+    "library": "torch.sqrt is oneMKL's {} here, which is called tile by tile",
 }
 
 
 @functools.cache
-def _detect(setting: str) -> TorchArithmetic:
+def _detect(setting: str, dtype: torch.dtype) -> TorchArithmetic:
     capability = torch.backends.cpu.get_cpu_capability()
     arithmetic = "plain" if capability in ("DEFAULT", "NO AVX") else "fma"
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -156,16 +188,17 @@ def _detect(setting: str) -> TorchArithmetic:
     flushing = smallest.mul(0.5).item() == 0
     torch.set_flush_denormal(False)
     try:
-        square_root = _find_square_root()
+        square_root = _find_square_root(dtype)
         if square_root is None:
             return TorchArithmetic(arithmetic, None, "no square root of the kernels equals torch.sqrt of this torch and CPU")
-        if not _trial(arithmetic, square_root):
+        if not _trial(dtype, arithmetic, square_root):
             return TorchArithmetic(arithmetic, None, "a trial step has other bits than this torch's; please report it")
     finally:
         torch.set_flush_denormal(flushing)
-    return TorchArithmetic(arithmetic, square_root, f"torch's CPU capability is {capability}; {_WHY[square_root]}")
+    why = _WHY[square_root].format(_binding.LIBRARY_FUNCTIONS[dtype])
+    return TorchArithmetic(arithmetic, square_root, f"torch's CPU capability is {capability}; {why}")
 
 
-def torch_arithmetic() -> TorchArithmetic:
-    """What this process's torch computes with; found at the first call, which takes about a tenth of a second."""
-    return _detect(_settings.get_square_root())
+def torch_arithmetic(dtype: torch.dtype = torch.float32) -> TorchArithmetic:
+    """What this process's torch computes with in float32 or float64; found at the first call, in about a tenth of a second."""
+    return _detect(_settings.get_square_root(), dtype)

@@ -35,7 +35,7 @@ class GoStep(_Base):
             What ``closure`` returned, or None.
 
         Raises:
-            RuntimeError: a gradient is sparse, or an option does not fit into a float32, as in torch. Nothing was changed.
+            RuntimeError: a gradient is sparse, or an option does not fit into the dtype, as in torch. Nothing was changed.
         """
         if torch.compiler.is_compiling():
             return self._torch_step(closure)
@@ -89,8 +89,8 @@ class Adam(GoStep, torch.optim.Adam):
     """Adam for CPU tensors, with the bits of ``torch.optim.Adam`` in a fraction of its time.
 
     Arguments, state, ``state_dict``, hooks and errors are those of ``torch.optim.Adam``, from which the class inherits
-    everything but ``step``. Float32 and complex64 parameters are updated by one native call that releases the GIL; what the
-    kernels do not serve runs through torch, with one ``FallbackWarning`` per reason.
+    everything but ``step``. Parameters in float32, float64, complex64 and complex128 are updated by one native call per
+    precision that releases the GIL; what the kernels do not serve runs through torch, with one ``FallbackWarning`` per reason.
 
     Args:
         params: parameters, named parameters or groups of them, as for torch.
@@ -143,15 +143,15 @@ def adam(
     """Functional Adam, with the signature and the bits of ``torch.optim.adam.adam``.
 
     Args:
-        params, grads, exp_avgs, exp_avg_sqs: tensors of one shape and dtype each, one entry a parameter; float32 and
-            complex64 on the CPU are computed in Go. All but ``grads`` are updated in place.
+        params, grads, exp_avgs, exp_avg_sqs: tensors of one shape and dtype each, one entry a parameter; float32,
+            float64, complex64 and complex128 on the CPU are computed in Go. All but ``grads`` are updated in place.
         max_exp_avg_sqs: as many if ``amsgrad``, else empty.
         state_steps: counters, tensors of one element, increased by 1.
         beta1, beta2, lr, weight_decay, eps, amsgrad, maximize, decoupled_weight_decay: see ``Adam``.
         foreach, capturable, differentiable, fused, grad_scale, found_inf, has_complex: as in torch.
 
     Raises:
-        RuntimeError: a step is not a tensor, or an option does not fit into a float32, in torch's words.
+        RuntimeError: a step is not a tensor, or an option does not fit into the dtype, in torch's words.
         ValueError: the lists differ in length.
     """
     lists: Lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
