@@ -86,8 +86,11 @@ func forEachElement(t *testing.T, ofFloat32, ofFloat64 func(t *testing.T)) {
 	t.Run("float64", ofFloat64)
 }
 
-// forEachKernel runs a test on every stride-th variant of every backend, under names such as avx2/l2_amsgrad/fma/ieee.
+// forEachKernel runs a test on every stride-th variant of every backend, a third of them in short mode, under names such as avx2/l2_amsgrad/fma/ieee.
 func forEachKernel[T kernel.Float](t *testing.T, stride int, test func(t *testing.T, id string, v kernel.Variant, config Config[T])) {
+	if testing.Short() {
+		stride *= 3
+	}
 	for _, b := range kernel.Available() {
 		for i := 0; i < len(kernel.Variants()); i += stride {
 			v := kernel.Variants()[i]

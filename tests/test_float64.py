@@ -58,10 +58,9 @@ def native_calls(monkeypatch) -> list[torch.dtype]:
 
 @variants(FEW)
 def test_lengths(variant, backend):
-    """Every length around the vector widths, and lerp from either end."""
+    """Every length around the vector widths."""
     _, ours, decay, flags = variant
-    for betas in ((0.9, 0.999), (0.3, 0.9999)):
-        Twins(parameters(*(random(n, n) for n in range(301))), ours, betas=betas, **decay, **flags).train(1)
+    Twins(parameters(*(random(n, n) for n in range(301))), ours, **decay, **flags).train(2)
 
 
 @pytest.mark.parametrize("betas", SERVED_BETAS.values(), ids=SERVED_BETAS)
@@ -338,16 +337,16 @@ def test_probe_has_every_binade_and_the_edges():
 
 
 def test_hardest_roots_are_next_to_a_middle():
-    """In integers: the root of x is within 2**-44 of half the last place from the middle between two doubles."""
+    """In integers: the root of x is within 2**-44 halves of the last place from the middle between two doubles."""
     hardest = _torch_arithmetic._hardest()
     assert len(hardest) > 300
     assert min(hardest) < 2 <= max(hardest)
     for x in hardest:
         significand = int(x * 2**52)
         assert significand * 2**-52 == x
-        root = math.isqrt(significand << 152)  # in units of 2**-102
-        middles = root / 2**49 % 2  # odd where it is a middle: a unit of half the last place is 2**-53
-        assert abs(middles - 1) < 2**-40, x.hex()
+        root = math.isqrt(significand << 152)  # in units of 2**-102; the last place of a double is 2**50 of them
+        offset = (root - 2**49) % 2**50
+        assert min(offset, 2**50 - offset) <= 2**5, x.hex()
 
 
 def test_correctly_rounded_torch_gets_ieee(monkeypatch, forgotten):
@@ -369,8 +368,10 @@ def test_wrong_edges_refuse_all(monkeypatch, forgotten, sqrt, value):
 
 
 def test_without_a_square_root_torch_computes_float64_alone(monkeypatch, forgotten, native_calls):
-    torch_arithmetic(torch.float32)
     monkeypatch.setattr(torch, "sqrt", wrong_at(1.0, torch.sqrt))
+    _torch_arithmetic._detect.cache_clear()
+    assert torch_arithmetic(torch.float32).square_root is not None
+    native_calls.clear()
     twins = Twins(motley, roundpipe_go.Adam)
     with pytest.warns(FallbackWarning, match="no square root of the kernels equals torch.sqrt") as caught:
         twins.train(3)
