@@ -172,9 +172,18 @@ def shape_of_param(optimizer: torch.optim.Optimizer) -> None:
     last(optimizer).data = torch.ones(5, 3)
 
 
+def l2_decay_too_large(optimizer: torch.optim.Optimizer) -> None:
+    group = optimizer.param_groups[-1]
+    group["weight_decay"] = 1e39
+    if "decoupled_weight_decay" in group:
+        group["decoupled_weight_decay"] = False
+    else:  # torch 2.6, where the decay of AdamW cannot be switched: another option that does not fit
+        group["lr"] = 1e39
+
+
 BAD_STEPS = [
     BadStep("sparse_grad", sparse_grad),
-    BadStep("float64_grad", float64_grad),
+    *([BadStep("float64_grad", float64_grad)] if hasattr(Tensor, "grad_dtype") else []),  # elsewhere it cannot be assigned
     BadStep("meta_param_with_state_on_the_cpu", meta_param),
     BadStep("conjugate_grad", conjugate_grad),
     BadStep("param_of_another_shape", shape_of_param),
@@ -189,7 +198,7 @@ BAD_STEPS = [
     BadStep("lr_of_two", set_group(lr=torch.tensor([0.1, 0.2]))),
     BadStep("lr_tensor_with_foreach", set_group(lr=torch.tensor(0.1), foreach=True)),
     BadStep("lr_too_large", set_group(lr=1e39)),
-    BadStep("weight_decay_too_large", set_group(weight_decay=1e39, decoupled_weight_decay=False)),
+    BadStep("weight_decay_too_large", l2_decay_too_large),
     BadStep("bias_correction_zero", set_state(step=torch.tensor(-1.0))),
     BadStep("bias_correction_complex", set_state(step=torch.tensor(-3.0))),
     BadStep("bias_correction_overflows", set_state(step=torch.tensor(-1e6))),

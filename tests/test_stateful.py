@@ -21,7 +21,7 @@ from oracle import TORCH_CLASS, Twins, assert_unchanged, params_of, snapshot
 SHAPES = st.sampled_from([(), (0,), (1,), (3,), (17,), (4, 5), (2, 3, 1), (33,)])
 SEEDS = st.integers(0, 1 << 16)
 BETAS = st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.2, 0.0), (0.99, 0.9999)])
-LRS = st.sampled_from([0.0, 1e-3, 0.1, 3.0, torch.tensor(0.01), torch.tensor([0.02], dtype=torch.float64)])
+LRS = st.sampled_from([0.0, 1e-3, 0.1, 3.0, torch.tensor(0.01), torch.tensor(0.02, dtype=torch.float64), torch.tensor([0.02])])
 DECAYS = st.sampled_from([0, 0.01, 0.5])
 MAX_PARAMS = 8
 

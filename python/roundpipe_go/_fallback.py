@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.optim.adam import adam as _adam
 from torch.optim.adamw import adamw as _adamw
 
-_DECOUPLED_IN_ADAM = "decoupled_weight_decay" in inspect.signature(_adam).parameters
+DECOUPLED_IN_ADAM = "decoupled_weight_decay" in inspect.signature(_adam).parameters
+"""False in torch 2.6, where AdamW computes in a function of its own and its groups have no such option."""
 
 
 class FallbackWarning(UserWarning):
@@ -45,7 +46,7 @@ def warn(reason: str) -> None:
 def torch_adam(lists: Sequence[list[Tensor]], options: dict[str, Any]) -> None:
     """Calls ``torch.optim.adam.adam`` of the installed torch, whatever its version calls decoupled decay."""
     function: Callable[..., None] = _adam
-    if not _DECOUPLED_IN_ADAM:  # torch 2.6
+    if not DECOUPLED_IN_ADAM:
         options = dict(options)
         if options.pop("decoupled_weight_decay"):
             function = _adamw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
@@ -28,6 +29,10 @@ _SHARED = (
 
 
 _CONSTANTS = ("beta1", "beta2", "lr", "weight_decay", "eps", "amsgrad", "maximize", "decoupled_weight_decay")
+
+
+_TAKES_LR_OF_ONE_ELEMENT = hasattr(sys.modules["torch.optim.optimizer"], "_to_scalar")
+"""Whether torch steps by an lr tensor that has dimensions; torch 2.6 raises."""
 
 
 def tracing() -> bool:
@@ -57,6 +62,8 @@ def _unserved(options: Options) -> str | None:
     lr = options["lr"]
     if isinstance(lr, Tensor) and not (lr.is_cpu and type(lr) is Tensor):
         return "lr is a tensor of another device or of a subclass; give a float or a plain CPU tensor"
+    if isinstance(lr, Tensor) and lr.dim() > 0 and not _TAKES_LR_OF_ONE_ELEMENT:
+        return _descriptors.CONSTANTS
     if _binding.forked():
         return "this process was forked after the Go runtime had started; start workers by spawn or forkserver"
     return None

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import _use_grad_for_differentiable
 
+from ._fallback import DECOUPLED_IN_ADAM
 from ._step import Lists, Step
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
 
     class _Base(Optimizer):
-        def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool: ...
+        def _init_group(self, group: dict[str, Any], *lists: Any) -> bool: ...
 else:
     _Base = object
 
@@ -52,7 +53,7 @@ class GoStep(_Base):
         step = Step()
         for group in self.param_groups:
             lists: Lists = ([], [], [], [], [], [])
-            has_complex = self._init_group(group, *lists)
+            has_complex = self._init_group(group, *self._init_arguments(group, lists))
             beta1, beta2 = group["betas"]
             step.add(
                 lists,
@@ -80,9 +81,14 @@ class GoStep(_Base):
     # torch's step without the hooks that wrap it: a compiler follows its formulas, not ours.
     _torch_step: ClassVar[Callable[[Any, Callable[[], Any] | None], Any]]
 
+    @staticmethod
+    def _init_arguments(group: dict[str, Any], lists: Lists) -> Sequence[Any]:
+        return lists
+
     def _decoupled(self, group: dict[str, Any]) -> bool:
-        # torch 2.6 has no such key: there the class decides.
-        return bool(group.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW)))
+        if DECOUPLED_IN_ADAM:
+            return bool(group["decoupled_weight_decay"])
+        return isinstance(self, torch.optim.AdamW)
 
 
 class Adam(GoStep, torch.optim.Adam):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from ._step import Lists
 from .adam import GoStep
 
 
@@ -29,5 +32,12 @@ class AdamW(GoStep, torch.optim.AdamW):
         Loshchilov and Hutter, "Decoupled Weight Decay Regularization", https://arxiv.org/abs/1711.05101.
         ``torch.optim.AdamW``, https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html.
     """
+
+    if "amsgrad" in inspect.signature(torch.optim.AdamW._init_group).parameters:  # torch 2.6
+
+        @staticmethod
+        def _init_arguments(group: dict[str, Any], lists: Lists) -> Sequence[Any]:
+            params, grads, *state = lists
+            return params, grads, group["amsgrad"], *state
 
     _torch_step = inspect.unwrap(torch.optim.AdamW.step)
