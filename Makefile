@@ -49,6 +49,10 @@ test-all: test ## the long matrix as well
 test-avx512: $(VENV)/go ## the kernel tests on an emulated AVX-512 CPU (root on Debian; 1-3 minutes)
 	scripts/avx512/run.sh
 
+.PHONY: bench
+bench: $(VENV)/benched ## beside torch, RoundPipe and DeepSpeed: tables and plots in .bench (15 minutes; BENCH=--quick: one)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python bench/run.py $(BENCH)
+
 .PHONY: check-sqrt
 check-sqrt: $(VENV)/installed ## the chosen square root against torch.sqrt on all 2^31 values (half a minute)
 	$(BIN)/python scripts/check_sqrt.py
@@ -83,6 +87,12 @@ $(VENV)/installed: pyproject.toml $(GO_SOURCES) | $(VENV)/go
 # With the trainers and engines that the tests run.
 $(VENV)/tested: $(VENV)/installed
 	$(BIN)/python -m pip install --editable ".[test,examples,engines]"
+	touch $@
+
+# RoundPipe's own dependencies are for GPUs; its optimizers need none of them.
+$(VENV)/benched: $(VENV)/installed
+	$(BIN)/python -m pip install --editable ".[examples,bench]"
+	$(BIN)/python -m pip install --no-deps "roundpipe>=0.1.1"
 	touch $@
 
 .PHONY: generate
@@ -120,4 +130,4 @@ ci: lint check-generated test demo ## what .ci/run calls
 .PHONY: clean
 clean: ## remove what was built; .venv stays
 	rm -rf build dist python/*.egg-info python/roundpipe_go/_native*.so
-	rm -f $(VENV)/installed $(VENV)/tested $(VENV)/lint
+	rm -f $(VENV)/installed $(VENV)/tested $(VENV)/benched $(VENV)/lint
