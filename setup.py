@@ -116,7 +116,7 @@ def go_environment(scratch: Path) -> dict[str, str]:
         "GOAMD64": "v1",
         "GO111MODULE": "on",
         # readonly: go.sum decides. The other two keep folders and commits out of the file: equal sources, equal bytes.
-        "GOFLAGS": "-mod=readonly -trimpath -buildvcs=false",
+        "GOFLAGS": "-mod=readonly -trimpath -buildvcs=false -tags=python",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
         "CGO_ENABLED": "1",

@@ -6,6 +6,7 @@ A case is one choice per dimension. The default selection covers every pair of c
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,9 @@ VARIANTS = [
 LRS = {
     "float": 1e-3,
     "tensor": torch.tensor(1e-3),
-    "one_element": torch.tensor([1e-3]),
+    **(
+        {"one_element": torch.tensor([1e-3])} if hasattr(sys.modules["torch.optim.optimizer"], "_to_scalar") else {}
+    ),  # torch > 2.6
     "float64_tensor": torch.tensor(1e-3, dtype=torch.float64),
 }
 

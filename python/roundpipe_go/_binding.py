@@ -10,10 +10,12 @@ import ctypes
 import functools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,6 +86,21 @@ def library_square_root(dtype: torch.dtype) -> str | None:
     address = ctypes.cast(function, ctypes.c_void_p).value
     _module().SetLibrarySquareRoot(DTYPES.index(dtype), address)
     return path.name
+
+
+@functools.cache
+def packer() -> Callable[..., tuple[bytes, tuple[float, ...], list[Tensor], list[Tensor], int] | None] | None:
+    """The function ``pack`` of pybind/pack.c, which has its description, or None: torch before 2.10 or so lacks what it needs."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    function = ctypes.PyDLL(_module().__file__).roundpipe_go_pack
+    function.argtypes, function.restype = [ctypes.py_object] * 3, ctypes.py_object
+    try:
+        pack = function(capsule, torch.Tensor, torch.nn.Parameter)
+    except ImportError:  # another version of the interface
+        return None
+    return cast("Callable[..., tuple[bytes, tuple[float, ...], list[Tensor], list[Tensor], int] | None]", pack)
 
 
 def sqrt(y: int, x: int, numel: int, *, dtype: torch.dtype, backend: int, square_root: int) -> None:

@@ -50,7 +50,10 @@ INFERENCE = "a tensor was made in inference mode; make the parameters and take t
 STEP = "a step counter is not a float32 or float64 CPU tensor of one element; load the state anew"
 CONSTANTS = "an option or a step counter has a value from which no constants can be formed"
 
-FAILING = frozenset((MIXED, LAYOUT, VIEW, INFERENCE, STEP, CONSTANTS))
+CAPTURABLE = "capturable and differentiable stand for another formula; leave them out"
+GRAD_SCALE = "grad_scale and found_inf belong to torch's fused kernel; let the GradScaler unscale"
+
+FAILING = frozenset((CAPTURABLE, GRAD_SCALE, MIXED, LAYOUT, VIEW, INFERENCE, STEP, CONSTANTS))
 """Reasons for which torch's own functions may raise, after they have written something."""
 
 

@@ -32,14 +32,22 @@ _warned: set[str] = set()
 _INTERNAL = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
-def warn(reason: str) -> None:
-    """Warns once per reason, at the line of the caller outside of this package and torch."""
+def warn(reason: str, params: Sequence[Tensor]) -> None:
+    """Warns once per reason, at the line of the caller outside of this package and torch.
+
+    Args:
+        reason: why, and what to change.
+        params: those concerned, at least one.
+    """
     if reason in _warned:
         return
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
         level, frame = level + 1, frame.f_back
-    warnings.warn(f"roundpipe_go: torch.optim computes (part of) this step: {reason}", FallbackWarning, stacklevel=level)
+    count = f"{len(params)} parameter{'s' * (len(params) > 1)}"
+    first = f"{params[0].dtype} of shape {tuple(params[0].shape)}"
+    message = f"roundpipe_go: torch.optim computes {count} of this step, the first {first}: {reason}"
+    warnings.warn(message, FallbackWarning, stacklevel=level)
     _warned.add(reason)
 
 

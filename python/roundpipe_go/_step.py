@@ -26,10 +26,11 @@ _SHARED = (
     "tensors of this step share memory, or a parameter is in it more than once, so that the order of updates matters; "
     "give each parameter once, with memory of its own"
 )
+_GRADS = 1  # among the lists
+_REFUSED = "tensors of one parameter share memory, or are not aligned to their elements; give each memory of its own"
 
-
-_CONSTANTS = ("beta1", "beta2", "lr", "weight_decay", "eps", "amsgrad", "maximize", "decoupled_weight_decay")
-
+CONSTANTS = ("beta1", "beta2", "lr", "weight_decay", "eps", "amsgrad", "maximize", "decoupled_weight_decay")
+"""The options from which a group's constants are formed."""
 
 _TAKES_LR_OF_ONE_ELEMENT = hasattr(sys.modules["torch.optim.optimizer"], "_to_scalar")
 """Whether torch steps by an lr tensor that has dimensions; torch 2.6 raises."""
@@ -45,16 +46,16 @@ def tracing() -> bool:
     )
 
 
-def _unserved(options: Options) -> str | None:
+def unserved_options(options: Options) -> str | None:
     """Says why the kernels serve no parameter at all of a group with these options, or None."""
     if tracing():
         return "the step is being traced, or watched by a dispatch mode"
     if options["fused"]:
         return "fused=True asks for torch's fused kernel, whose last bits are others; leave it out"
     if options["capturable"] or options["differentiable"]:
-        return "capturable and differentiable stand for another formula; leave them out"
+        return _descriptors.CAPTURABLE
     if options["grad_scale"] is not None or options["found_inf"] is not None:
-        return "grad_scale and found_inf belong to torch's fused kernel; let the GradScaler unscale"
+        return _descriptors.GRAD_SCALE
     if any(isinstance(options[name], Tensor) for name in ("beta1", "beta2", "weight_decay", "eps")):
         return "betas, weight_decay or eps are tensors, which torch rounds another way; give floats"
     if isinstance(options["beta1"], Real) and abs(float(options["beta1"])) <= 2**-25:  # 1 - beta1 is 1 in float32
@@ -89,21 +90,23 @@ class _Call:
     reason: str
 
     def run(self) -> None:
-        """Runs it. Where torch may raise after it has written something, what it wrote is put back."""
-        if self.reason not in _descriptors.FAILING:
-            _fallback.torch_adam(self.lists, self.options)
-            return
-        params, _, *state = self.lists
-        written = [tensor for tensors in (params, *state) for tensor in tensors]
-        before = [tensor.detach().clone() for tensor in written]
-        try:
-            _fallback.torch_adam(self.lists, self.options)
-        except Exception:
-            with torch.inference_mode():  # torch refuses a write to its tensors only after it has written
-                for tensor, values in zip(written, before):
-                    if not _overlaps_itself(tensor):  # such a write it refuses before
-                        tensor.detach().copy_(values)
-            raise
+        """Runs it."""
+        _fallback.torch_adam(self.lists, self.options)
+
+
+def _run_protected(calls: list[_Call]) -> None:
+    """Runs calls that may raise after they have written something. If one does, what any of them wrote is put back."""
+    written = [tensor for call in calls for i, some in enumerate(call.lists) if i != _GRADS for tensor in some]
+    before = [tensor.detach().clone() for tensor in written]
+    try:
+        for call in calls:
+            call.run()
+    except Exception:
+        with torch.inference_mode():  # torch refuses a write to its tensors only after it has written
+            for tensor, values in zip(written, before):
+                if not _overlaps_itself(tensor):  # such a write it refuses before
+                    tensor.detach().copy_(values)
+        raise
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
@@ -119,46 +122,49 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
     }
 
 
-class _Kernels:
+class Kernels:
     """What the kernels of one dtype serve of a step.
 
     Attributes:
         unserved: why there are none that have torch's bits, or None.
         table: the parameters.
-        written: the tensors that change.
+        written: the tensors that change, once for every time that torch would write to them.
         calls: the same for torch, in case that the kernels refuse.
+
+    Raises:
+        ValueError, RuntimeError: a setting of the environment is of no use.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._arithmetic = torch_arithmetic(dtype)
-        self.unserved = self._arithmetic.why if self._arithmetic.square_root is None else None
+        arithmetic = torch_arithmetic(dtype)
+        self.unserved = arithmetic.why if arithmetic.square_root is None else None
         self.table = _descriptors.Table(dtype)
         self.written: list[Tensor] = []
         self.calls: list[_Call] = []
+        if arithmetic.square_root is not None:
+            # Read before anything of the step is written.
+            self._settings = {
+                "threads": _settings.get_num_threads(),
+                "backend": _settings.BACKENDS.index(_settings.get_backend()),
+                "arithmetic": ARITHMETICS.index(arithmetic.arithmetic),
+                "square_root": SQUARE_ROOTS.index(arithmetic.square_root),
+            }
 
-    def run(self) -> None:
-        """One native call, or torch's if some row's tensors share memory with each other."""
+    def run(self) -> bool:
+        """One native call. Returns False if it refused, with nothing changed: a row's tensors share memory with each other."""
         if self.table.num_rows == 0:
-            return
-        if self._arithmetic.square_root is None:
-            raise AssertionError("rows were added although no kernel reproduces torch")
-        refused = self.table.run(
-            threads=_settings.get_num_threads(),
-            backend=_settings.BACKENDS.index(_settings.get_backend()),
-            arithmetic=ARITHMETICS.index(self._arithmetic.arithmetic),
-            square_root=SQUARE_ROOTS.index(self._arithmetic.square_root),
-        )
-        if refused:  # and nothing was changed
-            _run_by_torch(self.calls)
-        else:
-            increment_version(self.written)
+            return True
+        if self.table.run(**self._settings):
+            return False
+        increment_version(self.written)
+        return True
 
 
 class Step:
     """All groups of one step: ``add`` each, then ``run`` once. Until ``run`` nothing is written."""
 
     def __init__(self) -> None:
-        self._kernels: dict[torch.dtype, _Kernels] = {}
+        self._kernels: dict[torch.dtype, Kernels] = {}
         self._added: list[tuple[Lists, Options]] = []
         self._unserved: list[_Call] = []
 
@@ -174,18 +180,20 @@ class Step:
         if not lists[0]:
             return
         self._added.append((lists, options))
-        reason = _unserved(options)
+        reason = unserved_options(options)
         if reason is not None:
             self._unserved.append(_Call(lists, options, reason))
             return
         params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
         columns = [params, grads, exp_avgs, exp_avg_sqs] + ([max_exp_avg_sqs] if options["amsgrad"] else [])
-        constants = {name: options[name] for name in _CONSTANTS}
+        constants = {name: options[name] for name in CONSTANTS}
         decays = constants["weight_decay"] != 0
-        groups: dict[tuple[_Kernels, float], int] = {}
-        sorted_rows: dict[_Kernels | str, list[int]] = {}
+        groups: dict[tuple[Kernels, float], int] = {}
+        sorted_rows: dict[Kernels | str, list[int]] = {}
         for i, (step, *tensors) in enumerate(zip(state_steps, *columns, strict=True)):
             written = (tensors[0], *tensors[2:], step)
+            if decays and options["decoupled_weight_decay"]:
+                written += (tensors[0],)
             if type(tensors[0]) not in _descriptors.PLAIN_TYPES:
                 tensors = local_shards(tensors) or tensors
             reason = _descriptors.unserved(tensors, step)
@@ -207,16 +215,16 @@ class Step:
             sorted_rows.setdefault(kernels if reason is None else reason, []).append(i)
         for where, rows in sorted_rows.items():
             some: Lists = tuple([tensors[i] for i in rows] if tensors else [] for tensors in lists)  # type: ignore[assignment]
-            if isinstance(where, _Kernels):
-                where.calls.append(_Call(some, options, _SHARED))
+            if isinstance(where, Kernels):
+                where.calls.append(_Call(some, options, _REFUSED))
             else:
                 self._unserved.append(_Call(some, options, where))
 
-    def _kernels_of(self, dtype: torch.dtype) -> _Kernels:
+    def _kernels_of(self, dtype: torch.dtype) -> Kernels:
         """The kernels for parameters of a dtype that is served."""
         element = _descriptors.ELEMENTS[dtype]
         if element not in self._kernels:
-            self._kernels[element] = _Kernels(element)
+            self._kernels[element] = Kernels(element)
         return self._kernels[element]
 
     def run(self) -> None:
@@ -226,7 +234,8 @@ class Step:
             return
         _run_by_torch(self._unserved)
         for kernels in self._kernels.values():
-            kernels.run()
+            if not kernels.run():
+                _run_by_torch(kernels.calls)
 
     def _order_matters(self) -> bool:
         """Whether a parameter is updated twice, or those who update after each other, kernels and torch, share memory."""
@@ -245,7 +254,9 @@ class Step:
 def _run_by_torch(calls: list[_Call]) -> None:
     for call in calls:
         if call.reason != _descriptors.CONSTANTS:  # torch raises
-            _fallback.warn(call.reason)
-    # What may raise comes first. The sort is stable: otherwise the order is the caller's.
-    for call in sorted(calls, key=lambda call: call.reason not in _descriptors.FAILING):
-        call.run()
+            _fallback.warn(call.reason, call.lists[0])
+    # What may raise comes first; otherwise the order is the caller's.
+    _run_protected([call for call in calls if call.reason in _descriptors.FAILING])
+    for call in calls:
+        if call.reason not in _descriptors.FAILING:
+            call.run()

@@ -4,94 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ._fallback import DECOUPLED_IN_ADAM
-from ._step import Lists, Step
-
-if TYPE_CHECKING:
-    from torch.optim.optimizer import Optimizer
-
-    class _Base(Optimizer):
-        def _init_group(self, group: dict[str, Any], *lists: Any) -> bool: ...
-else:
-    _Base = object
+from ._packed import step_packed
+from ._step import Lists, Options, Step
 
 
-class GoStep(_Base):
-    """The step of ``Adam`` and ``AdamW``. All the rest, ``_init_group`` and the state it makes included, is torch's."""
-
-    @_use_grad_for_differentiable
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Performs a single optimization step.
-
-        Args:
-            closure: reevaluates the model and returns the loss; called once, with gradients on.
-
-        Returns:
-            What ``closure`` returned, or None.
-
-        Raises:
-            RuntimeError: a gradient is sparse, or an option does not fit into the dtype, as in torch. Nothing was changed.
-        """
-        if torch.compiler.is_compiling():
-            return self._torch_step(closure)
-
-        # Renamed in torch 2.10 or so, and deprecated under the old name.
-        check = getattr(self, "_accelerator_graph_capture_health_check", None)
-        (check or self._cuda_graph_capture_health_check)()
-
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-
-        step = Step()
-        for group in self.param_groups:
-            lists: Lists = ([], [], [], [], [], [])
-            has_complex = self._init_group(group, *self._init_arguments(group, lists))
-            beta1, beta2 = group["betas"]
-            step.add(
-                lists,
-                {
-                    "amsgrad": group["amsgrad"],
-                    "has_complex": has_complex,
-                    "beta1": beta1,
-                    "beta2": beta2,
-                    "lr": group["lr"],
-                    "weight_decay": group["weight_decay"],
-                    "eps": group["eps"],
-                    "maximize": group["maximize"],
-                    "foreach": group["foreach"],
-                    "capturable": group["capturable"],
-                    "differentiable": group["differentiable"],
-                    "fused": group["fused"],
-                    "grad_scale": getattr(self, "grad_scale", None),
-                    "found_inf": getattr(self, "found_inf", None),
-                    "decoupled_weight_decay": self._decoupled(group),
-                },
-            )
-        step.run()
-        return loss
-
-    # torch's step without the hooks that wrap it: a compiler follows its formulas, not ours.
-    _torch_step: ClassVar[Callable[[Any, Callable[[], Any] | None], Any]]
-
-    @staticmethod
-    def _init_arguments(group: dict[str, Any], lists: Lists) -> Sequence[Any]:
-        return lists
-
-    def _decoupled(self, group: dict[str, Any]) -> bool:
-        if DECOUPLED_IN_ADAM:
-            return bool(group["decoupled_weight_decay"])
-        return isinstance(self, torch.optim.AdamW)
-
-
-class Adam(GoStep, torch.optim.Adam):
+class Adam(torch.optim.Adam):
     """Adam for CPU tensors, with the bits of ``torch.optim.Adam`` in a fraction of its time.
 
     Arguments, state, ``state_dict``, hooks and errors are those of ``torch.optim.Adam``, from which the class inherits
@@ -119,7 +43,71 @@ class Adam(GoStep, torch.optim.Adam):
         ``torch.optim.Adam``, https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html.
     """
 
+    # torch's step without the hooks that wrap it: a compiler follows its formulas, not ours.
     _torch_step = inspect.unwrap(torch.optim.Adam.step)
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Performs a single optimization step.
+
+        Args:
+            closure: reevaluates the model and returns the loss; called once, with gradients on.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            RuntimeError: a gradient is sparse, or an option does not fit into the dtype; as in torch.
+            ValueError: a setting of ours in the environment is of no use.
+        """
+        if torch.compiler.is_compiling():
+            return self._torch_step(closure)
+
+        # Renamed in torch 2.10 or so, and deprecated under the old name.
+        check = getattr(self, "_accelerator_graph_capture_health_check", None)
+        (check or self._cuda_graph_capture_health_check)()
+
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        if step_packed(self.param_groups, self.state, self._options, self._init_group):
+            return loss
+        step = Step()
+        for group in self.param_groups:
+            lists: Lists = ([], [], [], [], [], [])
+            has_complex = self._init_group(group, *self._init_arguments(group, lists))  # type: ignore[no-untyped-call]
+            step.add(lists, {**self._options(group), "has_complex": has_complex})
+        step.run()
+        return loss
+
+    def _options(self, group: dict[str, Any]) -> Options:
+        """The group's options under the names of the functional form, but for has_complex."""
+        beta1, beta2 = group["betas"]
+        return {
+            "amsgrad": group["amsgrad"],
+            "beta1": beta1,
+            "beta2": beta2,
+            "lr": group["lr"],
+            "weight_decay": group["weight_decay"],
+            "eps": group["eps"],
+            "maximize": group["maximize"],
+            "foreach": group["foreach"],
+            "capturable": group["capturable"],
+            "differentiable": group["differentiable"],
+            "fused": group["fused"],
+            "grad_scale": getattr(self, "grad_scale", None),
+            "found_inf": getattr(self, "found_inf", None),
+            "decoupled_weight_decay": self._decoupled(group),
+        }
+
+    def _decoupled(self, group: dict[str, Any]) -> bool:
+        return bool(group["decoupled_weight_decay"]) if DECOUPLED_IN_ADAM else False
+
+    @staticmethod
+    def _init_arguments(group: dict[str, Any], lists: Lists) -> Sequence[Any]:
+        return lists
 
 
 def adam(

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ._step import Lists
-from .adam import GoStep
+from .adam import Adam
 
 
-class AdamW(GoStep, torch.optim.AdamW):
+class AdamW(Adam, torch.optim.AdamW):
     """AdamW for CPU tensors, with the bits of ``torch.optim.AdamW`` in a fraction of its time.
 
     As ``Adam``, but with decoupled weight decay: the parameter is multiplied by ``1 - lr * weight_decay`` before the update.
@@ -33,11 +33,17 @@ class AdamW(GoStep, torch.optim.AdamW):
         ``torch.optim.AdamW``, https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html.
     """
 
-    if "amsgrad" in inspect.signature(torch.optim.AdamW._init_group).parameters:  # torch 2.6
+    _torch_step = inspect.unwrap(torch.optim.AdamW.step)
+
+    if not issubclass(torch.optim.AdamW, torch.optim.Adam):  # torch 2.6, where it is a class apart
+        __init__ = torch.optim.AdamW.__init__
+        __setstate__ = torch.optim.AdamW.__setstate__
+        _init_group = torch.optim.AdamW._init_group
+
+        def _decoupled(self, group: dict[str, Any]) -> bool:
+            return True
 
         @staticmethod
         def _init_arguments(group: dict[str, Any], lists: Lists) -> Sequence[Any]:
             params, grads, *state = lists
             return params, grads, group["amsgrad"], *state
-
-    _torch_step = inspect.unwrap(torch.optim.AdamW.step)
