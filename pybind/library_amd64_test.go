@@ -27,22 +27,32 @@ func identity(dtype int64) []byte {
 	return append(code, 0xF3, 0xA5, 0xC3) // rep movsd; ret
 }
 
-// setIdentity makes identity the library square root of a dtype until the test ends. The result says with which mode it was
-// called last.
-func setIdentity(t *testing.T, dtype int64) (mode func() uint64) {
+// setThreads is a C function int (int threads) at offset 256 that keeps the number at offset 512, returns the one before, and
+// counts its calls at offset 516.
+var setThreads = []byte{
+	0x8B, 0x05, 0xFA, 0, 0, 0, // mov eax, [rip+0xfa]
+	0x89, 0x3D, 0xF4, 0, 0, 0, // mov [rip+0xf4], edi
+	0xFF, 0x05, 0xF2, 0, 0, 0, // inc dword [rip+0xf2]
+	0xC3, // ret
+}
+
+// setIdentity makes identity the library square root of a dtype until the test ends. The result is the memory that it, and
+// setThreads, leave words in.
+func setIdentity(t *testing.T, dtype int64) []byte {
 	t.Helper()
 	page, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE|syscall.PROT_EXEC, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	require.NoError(t, err)
 	copy(page, identity(dtype))
+	copy(page[256:], setThreads)
 	code := &arena{bytes: page}
-	_, err = SetLibrarySquareRoot(dtype, code.address(0))
+	_, err = SetLibrarySquareRoot(dtype, code.address(0), code.address(256))
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		_, err := SetLibrarySquareRoot(dtype, 0)
+		_, err := SetLibrarySquareRoot(dtype, 0, 0)
 		require.NoError(t, err)
 		require.NoError(t, syscall.Munmap(page))
 	})
-	return func() uint64 { return binary.NativeEndian.Uint64(page[64:]) }
+	return page
 }
 
 // TestSqrtCallsTheLibrary with lengths around a tile, and all elements once.
@@ -51,7 +61,9 @@ func TestSqrtCallsTheLibrary(t *testing.T) {
 }
 
 func testSqrtCallsTheLibrary[T kernel.Float](t *testing.T) {
-	mode := setIdentity(t, codeOf[T]())
+	page := setIdentity(t, codeOf[T]())
+	binary.NativeEndian.PutUint32(page[512:], 5)
+	tiles := 0
 	for _, numel := range []int{0, 1, kernel.TileLen - 1, kernel.TileLen, kernel.TileLen + 1, 3*kernel.TileLen + 5} {
 		x := rootsOf[T](numel)
 		a := newArena(t, 1<<17)
@@ -63,8 +75,12 @@ func testSqrtCallsTheLibrary[T kernel.Float](t *testing.T) {
 		require.NoError(t, err)
 		assert.EqualValues(t, numel, count)
 		sameValues(t, fmt.Sprintf("numel=%d", numel), written, append(x, 42))
+		tiles += (numel + kernel.TileLen - 1) / kernel.TileLen
 	}
-	assert.EqualValues(t, 0x140102, mode(), "VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE: got %#x", mode())
+	mode := binary.NativeEndian.Uint64(page[64:])
+	assert.EqualValues(t, 0x140102, mode, "VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE: got %#x", mode)
+	assert.EqualValues(t, 5, binary.NativeEndian.Uint32(page[512:]), "the caller's number of threads is put back")
+	assert.EqualValues(t, 2*tiles, binary.NativeEndian.Uint32(page[516:]), "set and put back around each call")
 }
 
 func TestStepCallsTheLibrary(t *testing.T) {
@@ -92,7 +108,7 @@ func testStepCallsTheLibrary[T kernel.Float](t *testing.T) {
 
 func TestLibraryCanBeTakenBack(t *testing.T) {
 	setIdentity(t, float32Code)
-	_, err := SetLibrarySquareRoot(float32Code, 0)
+	_, err := SetLibrarySquareRoot(float32Code, 0, 0)
 	require.NoError(t, err)
 	a := newArena(t, 1<<12)
 	address := a.floats(4)

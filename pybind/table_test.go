@@ -200,7 +200,7 @@ func TestDtypeIsChecked(t *testing.T) {
 		assert.EqualError(t, err, want)
 		_, err = Sqrt(0, 0, 0, dtype, 0, 0)
 		assert.EqualError(t, err, want)
-		_, err = SetLibrarySquareRoot(dtype, 0)
+		_, err = SetLibrarySquareRoot(dtype, 0, 0)
 		assert.EqualError(t, err, want)
 	}
 }

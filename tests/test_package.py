@@ -28,7 +28,7 @@ KEYWORDS = {
     "ABI": [],
     "Backends": [],
     "BuildInfo": [],
-    "SetLibrarySquareRoot": ["dtype", "address"],
+    "SetLibrarySquareRoot": ["dtype", "address", "setThreads"],
     "Sqrt": ["y", "x", "numel", "dtype", "backend", "squareRoot"],
     "Step": ["rows", "numRows", "groups", "numGroups", "dtype", "threads", "backend", "arithmetic", "squareRoot"],
 }
@@ -82,9 +82,9 @@ def test_extension_function_has_keywords(name):
 
 def test_extension_refuses_what_is_no_int64():
     with pytest.raises(TypeError):
-        _native.SetLibrarySquareRoot(0, "0")
+        _native.SetLibrarySquareRoot(0, "0", 0)
     with pytest.raises(OverflowError):
-        _native.SetLibrarySquareRoot(0, 2**63)
+        _native.SetLibrarySquareRoot(0, 2**63, 0)
 
 
 def test_package_has_type_marker_and_no_generated_python():

@@ -80,11 +80,14 @@ def library_square_root(dtype: torch.dtype) -> str | None:
     """
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        function = getattr(ctypes.CDLL(str(path)), LIBRARY_FUNCTIONS[dtype])
+        library = ctypes.CDLL(str(path))
+        function = getattr(library, LIBRARY_FUNCTIONS[dtype])
     except (OSError, AttributeError):
         return None
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    _module().SetLibrarySquareRoot(DTYPES.index(dtype), address)
+    # A call of it then stays on its thread, whatever torch's number of threads.
+    set_threads = getattr(library, "MKL_Set_Num_Threads_Local", None)
+    addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 if f else 0 for f in (function, set_threads)]
+    _module().SetLibrarySquareRoot(DTYPES.index(dtype), *addresses)
     return path.name
 
 
