@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing._internal.common_optimizers import optim_db
 
 import roundpipe_go
-from oracle import TORCH_CLASS, Twins
+from oracle import TORCH_CLASS, Twins, assert_unchanged, snapshot
 
 CLASSES = pytest.mark.parametrize("ours", TORCH_CLASS, ids=lambda cls: cls.__name__)
 
@@ -260,3 +260,38 @@ def test_closure_that_raises_changes_nothing():
 
     assert "loss" in str(twins.assert_equal_errors(lambda optimizer: optimizer.step(closure)))
     twins.train(1)
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "9" * 30])
+def test_useless_setting_changes_nothing(monkeypatch, value):
+    """Also where torch computes a part of the step, which would come first."""
+    params = [torch.ones(3, dtype=torch.bfloat16, requires_grad=True), torch.ones(3, requires_grad=True)]
+    optimizer = roundpipe_go.AdamW(params, lr=0.1)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", roundpipe_go.FallbackWarning)
+        optimizer.step()
+        before = snapshot(optimizer)
+        monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", value)
+        with pytest.raises(ValueError, match="ROUNDPIPE_GO_NUM_THREADS"):
+            optimizer.step()
+    assert_unchanged(before)
+
+
+@pytest.mark.parametrize("spoil", [{"capturable": True}, {"lr": "x"}], ids=str)
+def test_failing_group_puts_back_those_before_it(spoil):
+    """A group in torch's hands beside one whose call raises: gradients of other strides, then what torch refuses."""
+    params = [torch.ones(4, 3, requires_grad=True), torch.ones(5, requires_grad=True), torch.ones(6, requires_grad=True)]
+    optimizer = roundpipe_go.AdamW([{"params": [param]} for param in params], lr=0.1)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    params[0].grad = torch.ones(3, 4).t()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", roundpipe_go.FallbackWarning)
+        optimizer.step()
+        before = snapshot(optimizer)
+        optimizer.param_groups[2].update(spoil)
+        with pytest.raises((AssertionError, TypeError)):
+            optimizer.step()
+    assert_unchanged(before)

@@ -56,10 +56,10 @@ def test_bad_threads(value, error):
     assert roundpipe_go.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", " 2", "²"])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", " 2", "²", "٣", "4097", "9" * 30])
 def test_bad_threads_of_the_environment(monkeypatch, value):
     monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", value)
-    message = r"^roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is .*, want a positive integer; unset it"
+    message = r"^roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is .*, want 1 to 4096; unset it"
     with pytest.raises(ValueError, match=message):
         roundpipe_go.get_num_threads()
     with pytest.raises(ValueError, match=message):

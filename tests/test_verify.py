@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import roundpipe_go
-from roundpipe_go import __main__, _step, _verify
+from roundpipe_go import __main__, _binding, _verify
 
 
 def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:
@@ -35,6 +35,28 @@ def test_report_shows_the_switches(monkeypatch, capsys):
     assert "ROUNDPIPE_GO_NUM_THREADS=3" in text
 
 
+def test_report_survives_a_wrong_setting(monkeypatch, capsys):
+    monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", "abc")
+    monkeypatch.setenv("ROUNDPIPE_GO_BACKEND", "sse")
+    monkeypatch.setenv("ROUNDPIPE_GO_THREADS", "3")
+    status, text = run(monkeypatch, capsys)
+    assert status == 0
+    assert "error: roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is 'abc'" in text
+    assert "error: roundpipe_go: ROUNDPIPE_GO_BACKEND is 'sse'" in text
+    assert "ROUNDPIPE_GO_THREADS is set, but there is no such switch" in text
+    assert torch.__version__ in text
+    monkeypatch.setattr(sys, "argv", ["roundpipe_go", "verify"])
+    assert __main__.main() == 2
+    assert "ROUNDPIPE_GO_NUM_THREADS is 'abc'" in capsys.readouterr().err
+
+
+def test_verify_does_not_compare_the_other_square_root(monkeypatch, capsys):
+    monkeypatch.setenv("ROUNDPIPE_GO_SQUARE_ROOT", "ieee")
+    monkeypatch.setattr(sys, "argv", ["roundpipe_go", "verify"])
+    assert __main__.main() == 2
+    assert "was asked for" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
 def test_verify_passes_and_tells_who_computed(monkeypatch, capsys):
     status, text = run(monkeypatch, capsys, "verify", "--json")
@@ -50,16 +72,21 @@ def test_verify_passes_and_tells_who_computed(monkeypatch, capsys):
 
 def test_verify_finds_a_wrong_bit(monkeypatch, capsys):
     """A kernel that is off by one bit in one element of one parameter."""
-    run_step = _step.Step.run
+    native_step, odd = _binding.step, []
 
-    def one_bit_off(self):
-        run_step(self)
-        for lists, _ in self._added:
-            for param in lists[0]:
-                if param.shape == (31, 7):
-                    param.detach().view(torch.int32)[3, 3] ^= 1
+    def one_bit_off(*arguments, **options):
+        result = native_step(*arguments, **options)
+        for param in odd:
+            param.detach().view(torch.int32)[3, 3] ^= 1
+        return result
 
-    monkeypatch.setattr(_step.Step, "run", one_bit_off)
+    class Adam(roundpipe_go.Adam):
+        def __init__(self, params, **options):
+            super().__init__(params, **options)
+            odd[:] = [param for param in self.param_groups[0]["params"] if param.shape == (31, 7)]
+
+    monkeypatch.setattr(_binding, "step", one_bit_off)
+    monkeypatch.setattr(_verify, "Adam", Adam)
     monkeypatch.setattr(_verify, "_KINDS", _verify._KINDS[:2])
     status, text = run(monkeypatch, capsys, "verify")
     assert status == 1

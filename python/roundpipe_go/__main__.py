@@ -7,11 +7,15 @@ import json
 import sys
 
 from ._diagnostics import build_info, report
+from ._settings import get_square_root
 from ._verify import as_dict, verify
 
 
 def _verify(as_json: bool) -> int:
-    """Prints the comparison; returns the exit status, 1 if any bit differs."""
+    """Prints the comparison; returns the exit status: 1 if any bit differs, 2 if a setting rules equal bits out."""
+    if get_square_root() != "auto":
+        print('the square root "ieee" was asked for, whose bits are not torch\'s: nothing to compare', file=sys.stderr)
+        return 2
     rows = []
     if not as_json:
         print(report())
@@ -40,7 +44,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     if arguments.command == "verify":
-        return _verify(arguments.json)
+        try:
+            return _verify(arguments.json)
+        except (ImportError, RuntimeError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 2
     print(json.dumps(build_info(), indent=2) if arguments.json else report())
     return 0
 

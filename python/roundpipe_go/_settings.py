@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 
 import torch
@@ -13,6 +14,9 @@ BACKENDS = ("generic", "avx2", "avx512")
 
 SQUARE_ROOTS = ("auto", "ieee")
 
+MAX_THREADS = 4096
+"""More than any machine of today has: a larger number is a mistake."""
+
 _num_threads: int | None = None
 _backend: str | None = None
 _square_root: str | None = None
@@ -22,19 +26,22 @@ def set_num_threads(num_threads: int | None) -> None:
     """Sets how many threads a step may use, the calling one included.
 
     Args:
-        num_threads: at least 1; None follows ``torch.get_num_threads()`` (the default), or the environment
+        num_threads: 1 to 4,096; None follows ``torch.get_num_threads()`` (the default), or the environment
             variable ``ROUNDPIPE_GO_NUM_THREADS`` where it is set. Results do not depend on it.
 
     Raises:
         TypeError: not an int.
-        ValueError: less than 1.
+        ValueError: less than 1, or more than any machine has.
     """
     global _num_threads
     if num_threads is not None:
-        if isinstance(num_threads, bool) or not isinstance(num_threads, int):
+        if isinstance(num_threads, bool) or not hasattr(num_threads, "__index__"):
             raise TypeError(f"roundpipe_go: num_threads is {num_threads!r}, want an int; None follows torch.get_num_threads()")
-        if num_threads < 1:
-            raise ValueError(f"roundpipe_go: num_threads is {num_threads}, want at least 1; None follows torch.get_num_threads()")
+        num_threads = operator.index(num_threads)
+        if not 1 <= num_threads <= MAX_THREADS:
+            raise ValueError(
+                f"roundpipe_go: num_threads is {num_threads}, want 1 to {MAX_THREADS}; None follows torch.get_num_threads()"
+            )
     _num_threads = num_threads
 
 
@@ -42,16 +49,17 @@ def get_num_threads() -> int:
     """Returns how many threads a step may use.
 
     Raises:
-        ValueError: ``ROUNDPIPE_GO_NUM_THREADS`` is set, but not to a positive integer.
+        ValueError: ``ROUNDPIPE_GO_NUM_THREADS`` is set, but not to an integer from 1 to 4,096.
     """
     if _num_threads is not None:
         return _num_threads
     value = os.environ.get("ROUNDPIPE_GO_NUM_THREADS")
     if not value:
         return torch.get_num_threads()
-    if not value.isdecimal() or int(value) < 1:
+    # isascii: isdecimal takes the digits of every script.
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= MAX_THREADS):
         raise ValueError(
-            f"roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is {value!r}, want a positive integer; unset it to follow torch"
+            f"roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is {value!r}, want 1 to {MAX_THREADS}; unset it to follow torch"
         )
     return int(value)
 
