@@ -16,7 +16,9 @@ from works import LR, Work
 
 PROCESSES = 8
 CROWD = Work("8 processes, each 100 x 10,000", ((10_000,),) * 100)
-COUNTED = Work("Python thread beside 4 Mi", ((4 << 20,),))
+COUNTED = Work("Python thread beside 32 Mi", ((32 << 20,),))
+"""Steps far longer than the 5 ms after which Python takes the GIL away."""
+
 WORKS = (CROWD, COUNTED)
 
 
@@ -97,9 +99,9 @@ def counting(makes: dict[str, peers.Make], seconds: float) -> dict[str, tuple[fl
     while time.perf_counter() < end:
         for name, optimizer in optimizers.items():
             alone, _ = _pace(counter, lambda: time.sleep(0.2))
-            beside, took = _pace(counter, lambda optimizer=optimizer: [optimizer.step() for _ in range(10)])
+            beside, took = _pace(counter, lambda optimizer=optimizer: [optimizer.step() for _ in range(3)])
             shares[name].append(beside / alone)
-            ms[name].append(took * 1e3 / 10)
+            ms[name].append(took * 1e3 / 3)
     counter.ended = True
     counter.join()
     return {name: (statistics.median(shares[name]), statistics.median(ms[name])) for name in makes}

@@ -87,7 +87,7 @@ def crowd(ms: dict[int, dict[str, float]]) -> str:
 
 def counting(paces: dict[str, tuple[float, float]]) -> str:
     """The table of a Python thread that counts while a step runs."""
-    lines = ["### a Python thread counts while 4 Mi elements are stepped on 1 thread", ""]
+    lines = ["### a Python thread counts while 32 Mi elements are stepped on 1 thread", ""]
     lines += ["| | its pace, of that beside a sleeping main thread | ms a step beside it |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {share:.0%} | {ms:.3g} |" for name, (share, ms) in paces.items()]
     return "\n".join(lines) + "\n"
