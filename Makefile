@@ -50,7 +50,7 @@ test-avx512: $(VENV)/go ## the kernel tests on an emulated AVX-512 CPU (root on 
 	scripts/avx512/run.sh
 
 .PHONY: bench
-bench: $(VENV)/benched ## beside torch, RoundPipe and DeepSpeed: tables and plots in .bench (15 minutes; BENCH=--quick: one)
+bench: $(VENV)/benched ## beside torch, RoundPipe and DeepSpeed: tables and plots in .bench (BENCH=--quick: rows only)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python bench/run.py $(BENCH)
 
 .PHONY: check-sqrt

@@ -1,7 +1,7 @@
 """Times roundpipe_go.Adam beside its peers, in one process, round by round.
 
-    python bench/run.py                  # everything, under 15 minutes
-    python bench/run.py --quick          # the rows of the table, in about a minute
+    python bench/run.py                  # everything
+    python bench/run.py --quick          # the rows of the table, all threads, after a backward only
     python bench/run.py --work "4 Mi" --peer fused --seconds 5
     python bench/run.py --list           # the names of works and peers
 
