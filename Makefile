@@ -109,8 +109,8 @@ $(VENV)/lint: pyproject.toml | $(VENV)/installed
 .PHONY: lint
 lint: $(VENV)/lint $(VENV)/go ## gofmt, vet, staticcheck, import table, ruff, mypy
 	test -z "$$(gofmt -l kernel goadam pybind scripts)" || { gofmt -d kernel goadam pybind scripts; exit 1; }
-	go vet ./... && cd kernel/_asm && go vet .
-	go run $(STATICCHECK) ./... && cd kernel/_asm && go run $(STATICCHECK) .
+	go vet ./... && cd kernel/_asm && go vet -tags purego .
+	go run $(STATICCHECK) ./... && cd kernel/_asm && go run $(STATICCHECK) -tags purego .
 	$(BIN)/python scripts/check_imports.py
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
