@@ -27,6 +27,8 @@ type Config[T kernel.Float] struct {
 	SquareRoot kernel.SquareRoot
 	// Library is the square root of kernel.Library. It also stands in where an estimated one cannot run.
 	Library kernel.LibrarySquareRoot[T]
+	// Team lends threads; without one, nil, goroutines work.
+	Team Team
 }
 
 // Step updates all params, or refuses and changes nothing. It is, for every row in order,
@@ -59,7 +61,7 @@ func Step[T kernel.Float](params []Param[T], groups []Group, config Config[T]) e
 	}
 	threads := min(config.Threads, maxThreads)
 	if threads > 1 && numel >= max(serialBelow, rowElements*len(params)) && !rowsOverlap(params) {
-		err = updateParallel(params, pieceLen(numel, threads), threads, update)
+		err = updateParallel(params, pieceLen(numel, threads), threads, config.Team, update)
 	} else {
 		err = updateSerial(params, update)
 	}
@@ -143,7 +145,7 @@ func returnTile[T kernel.Float](tile *kernel.Tile[T]) { tilesOf[T]().Put(tile) }
 
 // updateSerial runs the rows in order on the calling thread.
 func updateSerial[T kernel.Float](params []Param[T], update func(span, *kernel.Tile[T])) error {
-	return runPieces(1, 1, func(int) {
+	return runPieces(1, 1, nil, func(int) {
 		tile := borrowTile[T]()
 		defer returnTile(tile)
 		for row := range params {
@@ -155,9 +157,9 @@ func updateSerial[T kernel.Float](params []Param[T], update func(span, *kernel.T
 	})
 }
 
-func updateParallel[T kernel.Float](params []Param[T], length, threads int, update func(span, *kernel.Tile[T])) error {
+func updateParallel[T kernel.Float](params []Param[T], length, threads int, team Team, update func(span, *kernel.Tile[T])) error {
 	p := newPlan(params, length)
-	return runPieces(p.pieces(), threads, func(piece int) {
+	return runPieces(p.pieces(), threads, team, func(piece int) {
 		tile := borrowTile[T]()
 		defer returnTile(tile)
 		for _, s := range p.piece(piece) {

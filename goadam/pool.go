@@ -3,6 +3,7 @@ package goadam
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"sync/atomic"
 )
 
@@ -19,32 +20,53 @@ type job struct {
 	failure  atomic.Pointer[error]
 }
 
-// runPieces calls run for every piece in [0, pieces), on up to threads threads of which the caller is one. A panic in run
-// comes back as an error; pieces not yet begun are then left out.
-func runPieces(pieces, threads int, run func(piece int)) error {
+// A Team calls work on up to threads threads at once, of which the caller's is one, and returns when all calls have. It is how a
+// host lends threads that it has at hand.
+type Team func(threads int, work func())
+
+// runPieces calls run for every piece in [0, pieces), on up to threads threads of which the caller is one: those of the team,
+// or goroutines without one. A panic in run comes back as an error; pieces not yet begun are then left out.
+func runPieces(pieces, threads int, team Team, run func(piece int)) error {
 	j := &job{pieces: int64(pieces), run: run, last: make(chan struct{}, 1)}
 	if pieces == 0 {
 		return nil
 	}
-	helpers := min(threads, pieces) - 1
-	if helpers > 0 {
-		if helpers+1 > runtime.GOMAXPROCS(0) {
-			// Go took its idea of the machine from the importing thread's affinity; the caller knows better.
-			runtime.GOMAXPROCS(helpers + 1)
-		}
-		for range helpers {
+	threads = min(threads, pieces)
+	raiseGOMAXPROCS(threads)
+	switch {
+	case threads <= 1:
+		j.work()
+	case team != nil:
+		team(threads, j.work)
+	default:
+		for range threads - 1 {
 			go j.work()
 		}
 		// The goroutine made last waits in the spawning thread's own slot, from which others steal only after a pause of
 		// 50 to 75 µs; let that one be of no consequence.
 		go func() {}()
+		j.work()
 	}
-	j.work()
 	<-j.last
 	if failure := j.failure.Load(); failure != nil {
 		return *failure
 	}
 	return nil
+}
+
+var raising sync.Mutex
+
+// raiseGOMAXPROCS makes room for the caller's threads. Go took its idea of the machine from the affinity of the thread that
+// loaded it; the caller knows better.
+func raiseGOMAXPROCS(threads int) {
+	if threads <= runtime.GOMAXPROCS(0) {
+		return
+	}
+	raising.Lock() // or a second caller could lower it again
+	defer raising.Unlock()
+	if threads > runtime.GOMAXPROCS(0) {
+		runtime.GOMAXPROCS(threads)
+	}
 }
 
 func (j *job) work() {

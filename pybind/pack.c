@@ -1,9 +1,12 @@
 //go:build python
 
-// The one function that holds the GIL: it fills in the rows of a group straight from the tensor objects, at a tenth of what the
-// same facts cost through Python's attributes. What is not plain (float32, contiguous, with its state, on the CPU) it leaves to
-// _descriptors.py, which knows all cases and their reasons. Python reaches it by ctypes, since gopy's functions let the GIL go;
-// the build tag keeps Python's headers out of the Go tests.
+// Fills in the rows of a group straight from the tensor objects, at a tenth of what the same facts cost through Python's
+// attributes. What is not plain (float32, contiguous, with its state, on the CPU) it leaves to _descriptors.py, which knows all
+// cases and their reasons. Python reaches it by ctypes, since gopy's functions let the GIL go; the build tag keeps Python's
+// headers out of the Go tests.
+//
+// torch's methods let the GIL go as well, and other threads may then change what is being read. So there are two passes: the
+// first takes references and calls what must be called, the second reads shapes and addresses and calls nothing of the kind.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -36,7 +39,7 @@ enum { DL_CPU = 1, DL_FLOAT = 2 };
 
 static int (*tensor_from_object)(void *, dl_tensor *);
 static PyTypeObject *tensor_type, *parameter_type;
-static PyObject *is_neg, *is_inference; // unbound methods of Tensor
+static PyObject *is_neg, *is_inference; // unbound methods of Tensor, which let the GIL go
 static PyObject *grad_name, *step_name, *exp_avg_name, *exp_avg_sq_name, *max_exp_avg_sq_name;
 
 // A row of doc.go.
@@ -45,6 +48,9 @@ typedef struct {
 } row;
 
 enum { MAX_COUNTS = 64 };
+
+// The tensors of a row that change, in this order in the list of written tensors; the maximum only with amsgrad.
+enum { PARAM, EXP_AVG, EXP_AVG_SQ, STEP, MAX_EXP_AVG_SQ };
 #define STEP_FLOAT64 ((int64_t)1 << 32)
 
 // Each of the following returns 1 for yes, 0 for no ("not plain": Python decides), -1 with an exception.
@@ -98,56 +104,71 @@ static int same_block(PyObject *object, const dl_tensor *param, int64_t *address
 	return 1;
 }
 
-// count returns the counter's value after the increment, as torch rounds it.
+// next_count returns the counter's value after the increment, as torch rounds it.
 static double next_count(const dl_tensor *step) {
 	return step->type_bits == 32 ? (double)(*(const float *)step->data + 1.0f) : *(const double *)step->data + 1.0;
 }
 
-// pack_one fills in the row of one parameter. Its tensors go to the lists, so that they live until the call is over.
-static int pack_one(PyObject *param, PyObject *grad, PyObject *entry, int amsgrad, int64_t first_group, double *counts,
-                    int *num_counts, row *out, PyObject *written, PyObject *grads) {
-	dl_tensor p, step;
+// vetted reports whether a tensor was looked at in the step before: lazily negated tensors and those of inference mode, which
+// torch refuses to write, look like any other from here, and to ask costs as much as all the rest.
+static int vetted(PyObject *tensor, PyObject *before, Py_ssize_t index) {
+	if (index < PyList_GET_SIZE(before) && PyList_GET_ITEM(before, index) == tensor)
+		return 1;
+	if (Py_TYPE(tensor) != tensor_type && Py_TYPE(tensor) != parameter_type)
+		return 0;
+	int no = holds(is_neg, tensor);
+	if (no == 0)
+		no = holds(is_inference, tensor);
+	return no < 0 ? -1 : !no;
+}
+
+// keep takes references to the tensors of one parameter and vets them: the first pass.
+static int keep(PyObject *param, PyObject *grad, PyObject *entry, int amsgrad, PyObject *before, PyObject *written, PyObject *grads) {
+	PyObject *names[] = {NULL, exp_avg_name, exp_avg_sq_name, step_name, max_exp_avg_sq_name};
+	Py_ssize_t first = PyList_GET_SIZE(written);
+	int num = amsgrad ? 5 : 4;
 	if (!PyDict_CheckExact(entry))
 		return 0;
-	PyObject *exp_avg = PyDict_GetItemWithError(entry, exp_avg_name);
-	PyObject *exp_avg_sq = PyDict_GetItemWithError(entry, exp_avg_sq_name);
-	PyObject *max_exp_avg_sq = amsgrad ? PyDict_GetItemWithError(entry, max_exp_avg_sq_name) : NULL;
-	PyObject *counter = PyDict_GetItemWithError(entry, step_name);
-	if (PyErr_Occurred())
+	if (PyList_Append(grads, grad) != 0)
 		return -1;
-	if (counter == NULL)
+	for (int i = 0; i < num; i++) {
+		PyObject *tensor = i == PARAM ? param : PyDict_GetItemWithError(entry, names[i]);
+		if (tensor == NULL)
+			return PyErr_Occurred() ? -1 : 0;
+		if (PyList_Append(written, tensor) != 0)
+			return -1;
+	}
+	for (int i = 0; i < num; i++) {
+		int yes = vetted(PyList_GET_ITEM(written, first + i), before, first + i);
+		if (yes <= 0)
+			return yes;
+	}
+	if (Py_TYPE(grad) != tensor_type)
 		return 0;
+	int no = holds(is_neg, grad);
+	return no < 0 ? -1 : !no;
+}
 
-	int plain = view_of(param, &p);
+// fill_in writes the row of one parameter: the second pass.
+static int fill_in(PyObject *const *tensors, PyObject *grad, int amsgrad, int64_t first_group, double *counts, int *num_counts,
+                   row *out) {
+	dl_tensor p, step;
+	int64_t one;
+	int plain = view_of(tensors[PARAM], &p);
 	if (plain <= 0)
 		return plain;
 	if (p.type_bits != 32 || !dense(&p, &out->numel))
 		return 0;
 	out->param = (int64_t)(intptr_t)p.data;
-	if ((plain = same_block(grad, &p, &out->grad)) <= 0 || (plain = same_block(exp_avg, &p, &out->exp_avg)) <= 0 ||
-	    (plain = same_block(exp_avg_sq, &p, &out->exp_avg_sq)) <= 0)
-		return plain;
 	out->max_exp_avg_sq = 0;
-	if (amsgrad && (plain = same_block(max_exp_avg_sq, &p, &out->max_exp_avg_sq)) <= 0)
+	if ((plain = same_block(grad, &p, &out->grad)) <= 0 || (plain = same_block(tensors[EXP_AVG], &p, &out->exp_avg)) <= 0 ||
+	    (plain = same_block(tensors[EXP_AVG_SQ], &p, &out->exp_avg_sq)) <= 0 ||
+	    (amsgrad && (plain = same_block(tensors[MAX_EXP_AVG_SQ], &p, &out->max_exp_avg_sq)) <= 0) ||
+	    (plain = view_of(tensors[STEP], &step)) <= 0)
 		return plain;
-	if ((plain = view_of(counter, &step)) <= 0)
-		return plain;
-	int64_t one;
 	if (!dense(&step, &one) || one != 1 || (step.type_bits != 32 && step.type_bits != 64))
 		return 0;
 	out->step = (int64_t)(intptr_t)step.data;
-
-	// A lazily negated tensor looks like any other from here, and so does one of inference mode, which torch refuses to write.
-	PyObject *blocks[] = {grad, param, exp_avg, exp_avg_sq, max_exp_avg_sq};
-	int num_blocks = amsgrad ? 5 : 4, no = 0;
-	for (int i = 0; i < num_blocks && no == 0; i++)
-		no = holds(is_neg, blocks[i]);
-	if (no == 0)
-		no = holds(is_inference, param);
-	if (no == 0)
-		no = holds(is_inference, exp_avg); // made with the rest of the state
-	if (no != 0)
-		return no < 0 ? -1 : 0;
 
 	double count = next_count(&step);
 	int k = *num_counts - 1;
@@ -160,59 +181,73 @@ static int pack_one(PyObject *param, PyObject *grad, PyObject *entry, int amsgra
 		counts[k] = count;
 	}
 	out->layout = (first_group + k) | (step.type_bits == 64 ? STEP_FLOAT64 : 0);
-
-	for (int i = 1; i < num_blocks; i++)
-		if (PyList_Append(written, blocks[i]) != 0)
-			return -1;
-	return PyList_Append(written, counter) == 0 && PyList_Append(grads, grad) == 0 ? 1 : -1;
+	return 1;
 }
 
 // state_of finds a parameter's entry in the optimizer's state. The state's order is mostly that of the parameters: then the
-// entry is the next one, which saves the call of Tensor.__hash__, a Python function. Borrowed; NULL if there is none.
+// entry is the next one, which saves the call of Tensor.__hash__, a Python function. A new reference; NULL if there is none.
 static PyObject *state_of(PyObject *state, PyObject *param, Py_ssize_t *cursor) {
 	PyObject *key, *entry;
 	Py_ssize_t next = *cursor;
-	if (PyDict_Next(state, &next, &key, &entry) && key == param) {
+	if (PyDict_Next(state, &next, &key, &entry) && key == param)
 		*cursor = next;
-		return entry;
-	}
-	return PyDict_GetItemWithError(state, param);
+	else
+		entry = PyDict_GetItemWithError(state, param);
+	return Py_XNewRef(entry);
 }
 
-// pack(params, state, amsgrad, first_group, cursor) -> (rows, counts, written, grads, cursor), or None if a parameter with a
-// gradient is not plain or has no state yet. rows is bytes in the layout of doc.go, whose groups count from first_group on;
-// counts has a value after the increment for each of them; written and grads are the tensors that the rows point into. cursor
-// is where in the state the next group is expected, 0 for the first.
+// pass_over moves the cursor past a parameter that has no gradient now, but had one.
+static void pass_over(PyObject *state, PyObject *param, Py_ssize_t *cursor) {
+	PyObject *key;
+	Py_ssize_t next = *cursor;
+	if (PyDict_Next(state, &next, &key, NULL) && key == param)
+		*cursor = next;
+}
+
+// pack(params, state, amsgrad, first_group, cursor, before) -> (rows, counts, written, grads, cursor), or None if a parameter
+// with a gradient is not plain or has no state yet. rows is bytes in the layout of doc.go, whose groups count from first_group
+// on; counts has a value after the increment for each of them; written and grads are the tensors that the rows point into.
+// cursor is where in the state the next group is expected, 0 for the first; before is what was written in the step before.
 static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
 	(void)module;
-	if (nargs != 5 || !PyList_CheckExact(args[0]) || !PyDict_Check(args[1]))
-		return PyErr_Format(PyExc_TypeError, "pack takes a list of parameters, the state, amsgrad, the first group and a cursor");
-	PyObject *params = args[0], *state = args[1];
+	if (nargs != 6 || !PyList_CheckExact(args[0]) || !PyDict_Check(args[1]) || !PyList_CheckExact(args[5]))
+		Py_RETURN_NONE;
+	PyObject *params = args[0], *state = args[1], *before = args[5];
 	int amsgrad = PyObject_IsTrue(args[2]);
 	Py_ssize_t first_group = PyLong_AsSsize_t(args[3]), cursor = PyLong_AsSsize_t(args[4]);
 	if (PyErr_Occurred())
 		return NULL;
 	double counts[MAX_COUNTS];
-	int num_counts = 0, plain = 1;
-	Py_ssize_t num_rows = 0, num_params = PyList_GET_SIZE(params);
-	row *rows = PyMem_Malloc(sizeof *rows * (size_t)(num_params + 1));
+	int num_counts = 0, plain = 1, width = amsgrad ? 5 : 4;
+	row *rows = NULL;
 	PyObject *written = PyList_New(0), *grads = PyList_New(0), *values = NULL, *result = NULL;
-	if (rows == NULL || written == NULL || grads == NULL)
+	if (written == NULL || grads == NULL)
 		goto done;
-	for (Py_ssize_t i = 0; plain > 0 && i < num_params && i < PyList_GET_SIZE(params); i++) {
+	for (Py_ssize_t i = 0; plain > 0 && i < PyList_GET_SIZE(params); i++) {
 		PyObject *param = Py_NewRef(PyList_GET_ITEM(params, i));
-		PyObject *grad = PyObject_GetAttr(param, grad_name);
-		if (grad == NULL) {
+		PyObject *grad = PyObject_GetAttr(param, grad_name), *entry = NULL;
+		if (grad == NULL)
 			plain = -1;
-		} else if (grad != Py_None) {
-			PyObject *entry = state_of(state, param, &cursor);
-			if (entry != NULL)
-				plain = pack_one(param, grad, entry, amsgrad, first_group, counts, &num_counts, &rows[num_rows++], written, grads);
-			else
-				plain = PyErr_Occurred() ? -1 : 0;
-		}
+		else if (grad == Py_None)
+			pass_over(state, param, &cursor);
+		else if ((entry = state_of(state, param, &cursor)) != NULL)
+			plain = keep(param, grad, entry, amsgrad, before, written, grads);
+		else
+			plain = PyErr_Occurred() ? -1 : 0;
+		Py_XDECREF(entry);
 		Py_XDECREF(grad);
 		Py_DECREF(param);
+	}
+	Py_ssize_t num_rows = PyList_GET_SIZE(grads);
+	if (plain > 0 && (rows = PyMem_Malloc(sizeof *rows * (size_t)(num_rows + 1))) == NULL) {
+		PyErr_NoMemory();
+		plain = -1;
+	}
+	for (Py_ssize_t i = 0; plain > 0 && i < num_rows; i++) {
+		PyObject *tensors[5] = {NULL};
+		for (int k = 0; k < width; k++)
+			tensors[k] = PyList_GET_ITEM(written, i * width + k);
+		plain = fill_in(tensors, PyList_GET_ITEM(grads, i), amsgrad, first_group, counts, &num_counts, &rows[i]);
 	}
 	if (plain == 0)
 		result = Py_NewRef(Py_None);

@@ -10,7 +10,7 @@ import (
 )
 
 // abi is the version of the tables and of the functions; _binding.py asks for the one it was written for.
-const abi = 2
+const abi = 3
 
 // ABI returns the version of the boundary that doc.go describes.
 func ABI() (int64, error) { return abi, nil }
@@ -128,7 +128,7 @@ func newConfig[T kernel.Float](threads, backend, arithmetic, squareRoot int64, l
 	}
 	return goadam.Config[T]{
 		Threads: int(threads), Backend: kernel.Backend(backend), Arithmetic: kernel.Arithmetic(arithmetic),
-		SquareRoot: kernel.SquareRoot(squareRoot), Library: library(),
+		SquareRoot: kernel.SquareRoot(squareRoot), Library: library(), Team: newTeam(),
 	}, nil
 }
 

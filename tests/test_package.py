@@ -28,6 +28,7 @@ KEYWORDS = {
     "ABI": [],
     "Backends": [],
     "BuildInfo": [],
+    "SetTeam": ["address"],
     "SetLibrarySquareRoot": ["dtype", "address", "setThreads"],
     "Sqrt": ["y", "x", "numel", "dtype", "backend", "squareRoot"],
     "Step": ["rows", "numRows", "groups", "numGroups", "dtype", "threads", "backend", "arithmetic", "squareRoot"],

@@ -20,7 +20,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from types import ModuleType
 
-_ABI = 2
+_ABI = 3
 
 DTYPES = (torch.float32, torch.float64)
 """Types of elements, in the order of their codes in Go."""
@@ -62,6 +62,7 @@ def _module() -> ModuleType:
             f"roundpipe_go: {_native.__file__} speaks ABI {abi}, this Python code {_ABI}; "
             "they come from different versions, reinstall roundpipe-go"
         )
+    _native.SetTeam(team())
     return _native
 
 
@@ -71,24 +72,35 @@ def backends() -> int:
     return int(_module().Backends())
 
 
-@functools.cache
-def library_square_root(dtype: torch.dtype) -> str | None:
-    """Finds oneMKL's square root of a dtype in the loaded torch and hands it to Go.
+def team() -> int:
+    """The address of OpenMP's ``GOMP_parallel`` in the loaded torch, or 0.
 
-    Returns:
-        The name of the library that exports it, or None: a torch without MKL.
+    Steps run on the threads that torch's own operations run on: after each of these they spin for a while, on the cores that
+    others would need.
     """
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        library = ctypes.CDLL(str(path))
+        return ctypes.cast(_libtorch_cpu().GOMP_parallel, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
+
+
+def _libtorch_cpu() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+@functools.cache
+def library_square_root(dtype: torch.dtype) -> bool:
+    """Finds oneMKL's square root of a dtype in the loaded torch and hands it to Go; False for a torch without MKL."""
+    try:
+        library = _libtorch_cpu()
         function = getattr(library, LIBRARY_FUNCTIONS[dtype])
     except (OSError, AttributeError):
-        return None
+        return False
     # A call of it then stays on its thread, whatever torch's number of threads.
     set_threads = getattr(library, "MKL_Set_Num_Threads_Local", None)
     addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 if f else 0 for f in (function, set_threads)]
     _module().SetLibrarySquareRoot(DTYPES.index(dtype), *addresses)
-    return path.name
+    return True
 
 
 @functools.cache

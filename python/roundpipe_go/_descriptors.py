@@ -46,6 +46,7 @@ SCALAR_DECAY = "lr is a float64 tensor and a parameter has no dimensions: torch 
 MIXED = "gradient or state differ from their parameter in dtype, device or shape; make them equal"
 LAYOUT = "gradient, state and parameter are not in one dense order in memory; give them the strides of the parameter"
 VIEW = "a tensor is a conjugate or negative view; call resolve_conj() or resolve_neg() on it"
+MEMORY = "tensors of one parameter share memory, or are not aligned to their elements; give each aligned memory of its own"
 INFERENCE = "a tensor was made in inference mode; make the parameters and take the first step outside of it"
 STEP = "a step counter is not a float32 or float64 CPU tensor of one element; load the state anew"
 CONSTANTS = "an option or a step counter has a value from which no constants can be formed"
@@ -75,6 +76,17 @@ def _same_order(tensors: Sequence[Tensor]) -> bool:
         return True
     order = [stride for stride, size in zip(param.stride(), param.shape) if size != 1]
     return _dense(param) and all([stride for stride, size in zip(t.stride(), t.shape) if size != 1] == order for t in tensors[1:])
+
+
+def _apart(tensors: Sequence[Tensor]) -> bool:
+    """Whether dense tensors are aligned, and none shares memory with another."""
+    starts = sorted((t.data_ptr(), t.numel() * t.element_size(), t.element_size()) for t in tensors if t.numel() > 0)
+    end = 0
+    for start, nbytes, element in starts:
+        if start < end or start % min(element, 8):
+            return False
+        end = start + nbytes
+    return True
 
 
 def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
@@ -110,6 +122,10 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
         return LAYOUT
     if type(step) is not Tensor or step.dtype not in _STEP_DTYPES or step.numel() != 1 or not step.is_cpu:
         return STEP
+    if step.is_inference():
+        return INFERENCE
+    if not _apart((*tensors, step)):
+        return MEMORY
     return None
 
 

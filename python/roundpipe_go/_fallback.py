@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ class FallbackWarning(UserWarning):
 
 
 _warned: set[str] = set()
-_INTERNAL = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_INTERNAL = (str(Path(__file__).parent) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 
 
 def warn(reason: str, params: Sequence[Tensor]) -> None:

@@ -27,7 +27,6 @@ _SHARED = (
     "give each parameter once, with memory of its own"
 )
 _GRADS = 1  # among the lists
-_REFUSED = "tensors of one parameter share memory, or are not aligned to their elements; give each memory of its own"
 
 CONSTANTS = ("beta1", "beta2", "lr", "weight_decay", "eps", "amsgrad", "maximize", "decoupled_weight_decay")
 """The options from which a group's constants are formed."""
@@ -129,7 +128,6 @@ class Kernels:
         unserved: why there are none that have torch's bits, or None.
         table: the parameters.
         written: the tensors that change, once for every time that torch would write to them.
-        calls: the same for torch, in case that the kernels refuse.
 
     Raises:
         ValueError, RuntimeError: a setting of the environment is of no use.
@@ -140,7 +138,6 @@ class Kernels:
         self.unserved = arithmetic.why if arithmetic.square_root is None else None
         self.table = _descriptors.Table(dtype)
         self.written: list[Tensor] = []
-        self.calls: list[_Call] = []
         if arithmetic.square_root is not None:
             # Read before anything of the step is written.
             self._settings = {
@@ -191,7 +188,7 @@ class Step:
         groups: dict[tuple[Kernels, float], int] = {}
         sorted_rows: dict[Kernels | str, list[int]] = {}
         for i, (step, *tensors) in enumerate(zip(state_steps, *columns, strict=True)):
-            written = (tensors[0], *tensors[2:], step)
+            written = (tensors[0], *tensors[2:], tensors[3], step)
             if decays and options["decoupled_weight_decay"]:
                 written += (tensors[0],)
             if type(tensors[0]) not in _descriptors.PLAIN_TYPES:
@@ -215,9 +212,7 @@ class Step:
             sorted_rows.setdefault(kernels if reason is None else reason, []).append(i)
         for where, rows in sorted_rows.items():
             some: Lists = tuple([tensors[i] for i in rows] if tensors else [] for tensors in lists)  # type: ignore[assignment]
-            if isinstance(where, Kernels):
-                where.calls.append(_Call(some, options, _REFUSED))
-            else:
+            if isinstance(where, str):
                 self._unserved.append(_Call(some, options, where))
 
     def _kernels_of(self, dtype: torch.dtype) -> Kernels:
@@ -235,13 +230,18 @@ class Step:
         _run_by_torch(self._unserved)
         for kernels in self._kernels.values():
             if not kernels.run():
-                _run_by_torch(kernels.calls)
+                raise RuntimeError("roundpipe_go: the kernels refused tensors that had been found fit; please report it")
 
     def _order_matters(self) -> bool:
         """Whether a parameter is updated twice, or those who update after each other, kernels and torch, share memory."""
         counters = [counter for kernels in self._kernels.values() for counter in kernels.table.counters]
         if len(set(counters)) < len(counters):
             return True
+        if any(options["foreach"] for _, options in self._added):
+            # torch then goes through all parameters by one operation after the other.
+            pointed = [tensor for kernels in self._kernels.values() for tensor in kernels.table.tensors if tensor.numel() > 0]
+            if len(_storages(pointed)) < len(pointed):
+                return True
         tensors = [kernels.table.tensors for kernels in self._kernels.values() if kernels.table.num_rows > 0]
         if self._unserved:
             tensors.append([tensor for call in self._unserved for some in call.lists for tensor in some])

@@ -117,10 +117,10 @@ def _equals_everywhere(square_root: str) -> bool:
 def _reproduces_sqrt(square_root: str, dtype: torch.dtype) -> bool:
     if square_root == "library":
         # torch calls the very same function; the probe shows that it is the same.
-        return _binding.library_square_root(dtype) is not None and _sqrt_equals(_probe(dtype), square_root)
+        return _binding.library_square_root(dtype) and _sqrt_equals(_probe(dtype), square_root)
     if square_root in _ESTIMATED and (
         # The CPU must have the estimate, and the library stands in where small intermediate results would be flushed.
-        _ESTIMATED[square_root] not in _settings.available_backends() or _binding.library_square_root(dtype) is None
+        _ESTIMATED[square_root] not in _settings.available_backends() or not _binding.library_square_root(dtype)
     ):
         return False
     return _sqrt_equals(_probe(dtype), square_root) and (dtype is torch.float64 or _equals_everywhere(square_root))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from ._fallback import DECOUPLED_IN_ADAM
+from ._fallback import DECOUPLED_IN_ADAM, torch_adam
 from ._packed import step_packed
 from ._step import Lists, Options, Step
 
@@ -72,7 +72,8 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
 
-        if step_packed(self.param_groups, self.state, self._options, self._init_group):
+        before = self.__dict__.setdefault("_written_before", [])
+        if step_packed(self.param_groups, self.state, self._options, self._init_group, before):
             return loss
         step = Step()
         for group in self.param_groups:
@@ -149,25 +150,27 @@ def adam(
         ValueError: the lists differ in length.
     """
     lists: Lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
+    recording = torch.is_grad_enabled() and any(tensor.requires_grad for some in lists for tensor in some)
+    options = {
+        "foreach": foreach,
+        "capturable": capturable,
+        "differentiable": differentiable,
+        "fused": fused,
+        "grad_scale": grad_scale,
+        "found_inf": found_inf,
+        "has_complex": has_complex,
+        "decoupled_weight_decay": decoupled_weight_decay,
+        "amsgrad": amsgrad,
+        "beta1": beta1,
+        "beta2": beta2,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "eps": eps,
+        "maximize": maximize,
+    }
+    if recording:  # torch refuses, or records
+        torch_adam(lists, options)
+        return
     step = Step()
-    step.add(
-        lists,
-        {
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "grad_scale": grad_scale,
-            "found_inf": found_inf,
-            "has_complex": has_complex,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "amsgrad": amsgrad,
-            "beta1": beta1,
-            "beta2": beta2,
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "eps": eps,
-            "maximize": maximize,
-        },
-    )
+    step.add(lists, options)
     step.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -100,7 +100,7 @@ def assert_same_bits(got: Any, want: Any, where: str = "") -> None:
 def only_go() -> Iterator[mock.Mock]:
     """Fails as soon as torch computes part of a step, and counts the native calls."""
 
-    def refuse(reason: str) -> None:
+    def refuse(reason: str, params: Sequence[Tensor]) -> None:
         raise AssertionError(f"torch computes part of a step: {reason}")
 
     roundpipe_go.build_info()  # the first call finds out how torch rounds, with native steps of its own

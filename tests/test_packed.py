@@ -1,0 +1,248 @@
+"""The short way of a plain step: that it is taken, that it knows what is not plain, and that other threads cannot break it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+import roundpipe_go
+from cases import VARIANTS
+from oracle import Twins, randn_like
+from roundpipe_go import _binding, _step
+
+EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+"""Whether this torch has what the short way needs; before 2.10 or so every step goes the long way, which must be right too."""
+
+
+@pytest.fixture
+def long_ways(monkeypatch) -> list[int]:
+    """Has an entry for each group that went the long way."""
+    counted: list[int] = []
+    add = _step.Step.add
+
+    def count(self, lists, options):
+        counted.append(len(lists[0]))
+        add(self, lists, options)
+
+    monkeypatch.setattr(_step.Step, "add", count)
+    return counted
+
+
+def params() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 5), (), (1,), (0,), (129,), (2, 3, 4), (40, 30)]
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant[0])
+def test_plain_steps_are_packed_but_the_first(variant, long_ways):
+    _, cls, decay, options = variant
+    twins = Twins(params, cls, lr=0.1, **decay, **options)
+    twins.train(5)
+    twins.assert_equal()
+    assert len(long_ways) == (1 if EXCHANGE else 5), "the first step makes the state"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant[0])
+def test_the_long_way_has_the_same_bits(variant, long_ways, monkeypatch):
+    monkeypatch.setattr(_binding, "packer", lambda: None)
+    _, cls, decay, options = variant
+    twins = Twins(params, cls, lr=0.1, **decay, **options)
+    twins.train(5)
+    twins.assert_equal()
+    assert len(long_ways) == 5
+
+
+def frozen(optimizer: torch.optim.Optimizer, step: int) -> None:
+    optimizer.param_groups[0]["params"][step % 3].grad = None
+
+
+def many_counts(optimizer: torch.optim.Optimizer, step: int) -> None:
+    for i, state in enumerate(optimizer.state.values()):
+        state["step"] = torch.tensor(float(10 * step + i))
+
+
+def reordered(optimizer: torch.optim.Optimizer, step: int) -> None:
+    optimizer.param_groups[0]["params"].reverse()
+
+
+@pytest.mark.parametrize("change", [frozen, many_counts, reordered], ids=lambda change: change.__name__)
+def test_odd_but_plain(change):
+    twins = Twins(lambda: [*params(), *(torch.ones(2).requires_grad_() for _ in range(70))], lr=0.1, amsgrad=True)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(5):
+        twins.set_grads([randn_like(param, generator) for param in twins.params])
+        for optimizer in twins:
+            change(optimizer, step)
+            optimizer.step()
+        states = [{k: v for p in o.param_groups[0]["params"] for k, v in [(id(p), o.state[p])]} for o in twins]
+        for ours, theirs in zip(*(state.values() for state in states)):
+            assert {k: v.tolist() for k, v in ours.items()} == {k: v.tolist() for k, v in theirs.items()}
+        for ours, theirs in zip(*(optimizer.param_groups[0]["params"] for optimizer in twins)):
+            assert torch.equal(ours, theirs)
+
+
+def test_params_may_be_a_tuple(long_ways):
+    twins = Twins(params, lr=0.1)
+    twins.train(1)
+    for optimizer in twins:
+        optimizer.param_groups[0]["params"] = tuple(optimizer.param_groups[0]["params"])
+    twins.train(2)
+    twins.assert_equal()
+    assert len(long_ways) == 3
+
+
+@pytest.mark.parametrize("which", ["grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"])
+def test_lazily_negated_tensors_are_seen(which):
+    """Also one that takes the place of a tensor that was looked at before."""
+    twins = Twins(lambda: [torch.linspace(1, 2, 40).requires_grad_()], lr=0.1, amsgrad=True)
+    twins.train(2)
+    for optimizer in twins:
+        (param,) = optimizer.param_groups[0]["params"]
+        param.grad = torch.linspace(1, 2, 40)
+        if which == "grad":
+            param.grad = torch._neg_view(param.grad)
+        else:
+            optimizer.state[param][which] = torch._neg_view(-optimizer.state[param][which])
+    twins.torch.step()
+    with pytest.warns(roundpipe_go.FallbackWarning, match="negative view"):
+        twins.ours.step()
+    twins.assert_equal()
+
+
+def test_shared_memory_under_foreach():
+    """torch's foreach runs one operation over all parameters before the next, which shows where they overlap."""
+
+    def halves() -> list[Tensor]:
+        buffer = torch.linspace(-1, 1, 40)
+        return [buffer[:30].requires_grad_(), buffer[10:].requires_grad_()]
+
+    twins = Twins(halves, lr=0.1, weight_decay=0.1, foreach=True)
+    with pytest.warns(roundpipe_go.FallbackWarning, match="share memory"):
+        twins.train(3)
+    twins.assert_equal()
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0}, {"amsgrad": True}], ids=str)
+def test_versions_are_torchs(options):
+    twins = Twins(params, lr=0.1, **options)
+    twins.train(4)
+    for ours, theirs in zip(*(optimizer.param_groups[0]["params"] for optimizer in twins)):
+        assert ours._version == theirs._version
+    for ours, theirs in zip(*(list(optimizer.state.values()) for optimizer in twins)):
+        assert {k: v._version for k, v in ours.items()} == {k: v._version for k, v in theirs.items()}
+
+
+def test_functional_refuses_leaves_that_record():
+    lists = [[torch.ones(3, requires_grad=True)], [torch.ones(3)], [torch.zeros(3)], [torch.zeros(3)], [], [torch.tensor(0.0)]]
+    options = {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "lr": 0.1, "weight_decay": 0.1, "eps": 1e-8, "maximize": False}
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        roundpipe_go.adam(*lists, decoupled_weight_decay=True, **options)
+    assert torch.equal(lists[0][0].detach(), torch.ones(3))
+
+
+def run(code: str) -> tuple[int, str, str]:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    return result.returncode, result.stdout.strip(), result.stderr
+
+
+FAKE = """
+import torch, roundpipe_go
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    roundpipe_go.AdamW([param]).step()
+assert roundpipe_go.build_info()["square_root"], "what was found out under the mode would stay"
+print("fine")
+"""
+
+
+def test_first_step_under_a_fake_mode():
+    """What torch rounds like is found out outside of it. In a process of its own, as it is found out once."""
+    status, out, err = run(FAKE)
+    assert (status, out) == (0, "fine"), err
+
+
+MUTATE = """
+import sys, threading, time
+import torch, roundpipe_go
+sys.setswitchinterval(1e-5)
+params = [torch.nn.Parameter(torch.randn(64)) for _ in range(50)]
+for param in params:
+    param.grad = torch.randn(64)
+optimizer = roundpipe_go.Adam(params, amsgrad=True)
+optimizer.step()
+done = threading.Event()
+
+def replace():
+    while not done.is_set():
+        for param in params:
+            for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+                optimizer.state[param][name] = torch.zeros(64)
+            param.grad = torch.randn(64)
+
+threads = [threading.Thread(target=replace) for _ in range(2)]
+for thread in threads:
+    thread.start()
+end = time.monotonic() + 4
+steps = 0
+while time.monotonic() < end:
+    optimizer.step()
+    steps += 1
+done.set()
+for thread in threads:
+    thread.join()
+print("survived", steps > 10)
+"""
+
+
+def test_state_replaced_by_other_threads_meanwhile():
+    """Tensors are held from when they are found until the call is over. A crash would be a status below 0."""
+    status, out, err = run(MUTATE)
+    assert (status, out) == (0, "survived True"), err
+
+
+def test_steps_of_many_threads_at_once():
+    """Optimizers of their own, each with the bits of torch's."""
+    results = []
+
+    def train():
+        twins = Twins(params, lr=0.1)
+        twins.train(20)
+        twins.assert_equal()
+        results.append(True)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 100
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    assert results == [True] * 4
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_goroutines_and_torchs_threads_have_the_same_bits(threads):
+    """Steps run on the threads of torch's OpenMP where there is one, else on goroutines."""
+    native = _binding._module()
+    results = []
+    for address in (0, _binding.team()):
+        native.SetTeam(address)
+        twins = Twins(lambda: [torch.linspace(-1, 1, 700_001).requires_grad_(), *params()], lr=0.1)
+        roundpipe_go.set_num_threads(threads)
+        try:
+            twins.train(2)
+        finally:
+            roundpipe_go.set_num_threads(None)
+        twins.assert_equal()
+        results.append(twins.params[0].detach().clone())
+    assert torch.equal(*results)
