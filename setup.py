@@ -115,7 +115,8 @@ def go_environment(scratch: Path) -> dict[str, str]:
         # A higher level would let Go fuse multiply and add, and fail to start on older CPUs.
         "GOAMD64": "v1",
         "GO111MODULE": "on",
-        # readonly: go.sum decides. The other two keep folders and commits out of the file: equal sources, equal bytes.
+        # readonly: go.sum decides. The next two keep folders and commits out of the file: equal sources, equal bytes. The
+        # tag adds pybind/pack.c, which needs Python.h.
         "GOFLAGS": "-mod=readonly -trimpath -buildvcs=false -tags=python",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
