@@ -30,7 +30,7 @@ func under(word uint32, call func()) (after uint32) {
 	return kernel.MXCSR()
 }
 
-// TestStepFollowsTheCallersControlWord: helpers run on threads of Go's, which know nothing of torch.set_flush_denormal.
+// TestStepFollowsTheCallersControlWord: workers run on threads of Go's, which know nothing of torch.set_flush_denormal.
 func TestStepFollowsTheCallersControlWord(t *testing.T) {
 	forEachElement(t, testStepFollowsTheCallersControlWord[float32], testStepFollowsTheCallersControlWord[float64])
 }

@@ -1,5 +1,5 @@
 // Package goadam plans and runs one Adam step over many tensors: it checks every row, cuts the work into spans of bounded
-// size and lets the caller and its helpers compute them with the kernels of package kernel.
+// size and lets the caller and its workers compute them with the kernels of package kernel.
 //
 // A call either refuses its input before the first write or updates everything:
 //

@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 )
 
-// job is a number of pieces that the caller and its helpers claim one by one.
+// queue is a number of pieces that the caller and its workers claim one by one.
 //
-// The join is on finished pieces, not on goroutines: a helper that the scheduler starts late finds nothing left and ends,
-// and nobody waited for it. Such a helper touches the job alone, never the caller's memory.
-type job struct {
+// The join is on finished pieces, not on goroutines: a worker that the scheduler starts late finds nothing left and ends,
+// and nobody waited for it. Such a worker touches the queue alone, never the caller's memory.
+type queue struct {
 	pieces   int64
 	run      func(piece int)
 	claimed  atomic.Int64
@@ -27,7 +27,7 @@ type Team func(threads int, work func())
 // runPieces calls run for every piece in [0, pieces), on up to threads threads of which the caller is one: those of the team,
 // or goroutines without one. A panic in run comes back as an error; pieces not yet begun are then left out.
 func runPieces(pieces, threads int, team Team, run func(piece int)) error {
-	j := &job{pieces: int64(pieces), run: run, last: make(chan struct{}, 1)}
+	q := &queue{pieces: int64(pieces), run: run, last: make(chan struct{}, 1)}
 	if pieces == 0 {
 		return nil
 	}
@@ -35,20 +35,20 @@ func runPieces(pieces, threads int, team Team, run func(piece int)) error {
 	raiseGOMAXPROCS(threads)
 	switch {
 	case threads <= 1:
-		j.work()
+		q.work()
 	case team != nil:
-		team(threads, j.work)
+		team(threads, q.work)
 	default:
 		for range threads - 1 {
-			go j.work()
+			go q.work()
 		}
 		// The goroutine made last waits in the spawning thread's own slot, from which others steal only after a pause of
 		// 50 to 75 µs; let that one be of no consequence.
 		go func() {}()
-		j.work()
+		q.work()
 	}
-	<-j.last
-	if failure := j.failure.Load(); failure != nil {
+	<-q.last
+	if failure := q.failure.Load(); failure != nil {
 		return *failure
 	}
 	return nil
@@ -69,27 +69,27 @@ func raiseGOMAXPROCS(threads int) {
 	}
 }
 
-func (j *job) work() {
+func (q *queue) work() {
 	for {
-		piece := j.claimed.Add(1) - 1
-		if piece >= j.pieces {
+		piece := q.claimed.Add(1) - 1
+		if piece >= q.pieces {
 			return
 		}
-		if j.failure.Load() == nil {
-			j.runPiece(int(piece))
+		if q.failure.Load() == nil {
+			q.runPiece(int(piece))
 		}
-		if j.finished.Add(1) == j.pieces {
-			j.last <- struct{}{}
+		if q.finished.Add(1) == q.pieces {
+			q.last <- struct{}{}
 		}
 	}
 }
 
-func (j *job) runPiece(piece int) {
+func (q *queue) runPiece(piece int) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			err := fmt.Errorf("goadam: panic in the update: %v", reason)
-			j.failure.CompareAndSwap(nil, &err)
+			q.failure.CompareAndSwap(nil, &err)
 		}
 	}()
-	j.run(piece)
+	q.run(piece)
 }

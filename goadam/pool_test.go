@@ -16,7 +16,7 @@ import (
 	"roundpipe-go/kernel"
 )
 
-// settled waits until helpers that were started late have ended too.
+// settled waits until workers that were started late have ended too.
 func settled(t *testing.T, goroutines int) {
 	t.Helper()
 	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+1 }, 10*time.Second, time.Millisecond,
@@ -46,18 +46,18 @@ func TestRunPiecesUsesAllThreads(t *testing.T) {
 	}))
 }
 
-// TestLateHelperTouchesNothing plays the helper that the scheduler starts when the call has returned.
-func TestLateHelperTouchesNothing(t *testing.T) {
+// TestLateWorkerTouchesNothing plays the worker that the scheduler starts when the call has returned.
+func TestLateWorkerTouchesNothing(t *testing.T) {
 	runs := 0
-	j := &job{pieces: 3, run: func(int) { runs++ }, last: make(chan struct{}, 1)}
-	j.work()
-	<-j.last
+	q := &queue{pieces: 3, run: func(int) { runs++ }, last: make(chan struct{}, 1)}
+	q.work()
+	<-q.last
 	require.Equal(t, 3, runs)
 	for range 5 {
-		j.work()
+		q.work()
 	}
-	assert.Equal(t, 3, runs, "a late helper ran a piece")
-	assert.Empty(t, j.last, "a late helper reported an end")
+	assert.Equal(t, 3, runs, "a late worker ran a piece")
+	assert.Empty(t, q.last, "a late worker reported an end")
 }
 
 func TestPanicLeavesOutTheRest(t *testing.T) {
@@ -148,4 +148,35 @@ func testCallsAtTheSameTime[T kernel.Float](t *testing.T) {
 		require.NoError(t, errs[i])
 		sameRows(t, fmt.Sprintf("call %d", i), results[i], want)
 	}
+}
+
+// TestTeamRunsEveryPieceOnce lends threads as a host does: fewer than asked for, and one that comes when all is claimed.
+func TestTeamRunsEveryPieceOnce(t *testing.T) {
+	for _, lent := range []int{1, 2, 5} {
+		asked, runs := 0, make([]atomic.Int32, 1000)
+		team := func(threads int, work func()) {
+			asked = threads
+			var all sync.WaitGroup
+			for range lent {
+				all.Go(work)
+			}
+			all.Wait()
+			work()
+		}
+		require.NoError(t, runPieces(len(runs), 4, team, func(piece int) { runs[piece].Add(1) }))
+		assert.Equal(t, 4, asked)
+		for piece := range runs {
+			assert.EqualValues(t, 1, runs[piece].Load(), "piece %d of a team of %d", piece, lent)
+		}
+	}
+}
+
+func TestPanicInATeamIsAnError(t *testing.T) {
+	team := func(_ int, work func()) { work() }
+	err := runPieces(10, 2, team, func(piece int) {
+		if piece == 3 {
+			panic("four")
+		}
+	})
+	assert.ErrorContains(t, err, "goadam: panic in the update: four")
 }

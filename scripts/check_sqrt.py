@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from roundpipe_go import _torch_arithmetic
 
-CHUNK = 1 << 20
+BLOCK = 1 << 20
 
 
 def main() -> int:
@@ -19,8 +19,8 @@ def main() -> int:
     if arithmetic.square_root is None:
         return 1
     different = 0
-    for first in tqdm(range(0, 1 << 31, CHUNK), unit="Mi values", mininterval=1):
-        x = torch.arange(first, first + CHUNK, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    for first in tqdm(range(0, 1 << 31, BLOCK), unit="Mi values", mininterval=1):
+        x = torch.arange(first, first + BLOCK, dtype=torch.int64).to(torch.int32).view(torch.float32)
         ours, theirs = _torch_arithmetic._kernel_sqrt(x, arithmetic.square_root), torch.sqrt(x)
         wrong = (ours.view(torch.int32) != theirs.view(torch.int32)) & ~(ours.isnan() & theirs.isnan())
         if wrong.any():

@@ -29,7 +29,7 @@ _ESTIMATED = {"goldschmidt": "avx2", "newton": "avx512"}
 
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _BITS_OF_ONE = 0x3F800000
-_CHUNK = 1 << 18
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ def _sqrt_equals(x: Tensor, square_root: str) -> bool:
 
 def _equals_everywhere(square_root: str) -> bool:
     """The same on all 2^24 float32 in [1, 4). The formulas scale with powers of four, so they stand for all normal numbers."""
-    bits = torch.arange(_BITS_OF_ONE, _BITS_OF_ONE + _CHUNK, dtype=torch.int32, device="cpu")
-    for _ in range(0, 1 << 24, _CHUNK):
+    bits = torch.arange(_BITS_OF_ONE, _BITS_OF_ONE + _BLOCK, dtype=torch.int32, device="cpu")
+    for _ in range(0, 1 << 24, _BLOCK):
         x = bits.view(torch.float32)
         if not torch.equal(_kernel_sqrt(x, square_root).view(torch.int32), torch.sqrt(x).view(torch.int32)):
             return False
-        bits += _CHUNK
+        bits += _BLOCK
     return True
 
 
