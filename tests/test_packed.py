@@ -59,6 +59,31 @@ def test_the_long_way_has_the_same_bits(variant, long_ways, monkeypatch):
     assert len(long_ways) == 5
 
 
+def test_packed_also_where_dynamo_was_loaded(long_ways):
+    """It wraps _init_group in torch's classes."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    twins = Twins(params, lr=0.1)
+    twins.train(3)
+    twins.assert_equal()
+    assert len(long_ways) == (1 if EXCHANGE else 3)
+
+
+def test_an_init_group_of_the_users_own_is_called(long_ways):
+    class Counting(roundpipe_go.AdamW):
+        calls = 0
+
+        def _init_group(self, *arguments):
+            Counting.calls += 1
+            return super()._init_group(*arguments)
+
+    param = torch.ones(3, requires_grad=True)
+    optimizer = Counting([param])
+    for _ in range(3):
+        param.grad = torch.ones(3)
+        optimizer.step()
+    assert Counting.calls == len(long_ways) == 3
+
+
 def frozen(optimizer: torch.optim.Optimizer, step: int) -> None:
     optimizer.param_groups[0]["params"][step % 3].grad = None
 

@@ -5,39 +5,39 @@ It takes a tenth of the time of ``_step.Step``, which knows all other cases and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from . import _binding
 from ._step import CONSTANTS, Kernels, Options, tracing, unserved_options
 
 _EXP_AVG_SQ = 2  # among the written tensors of a parameter; torch writes it twice, and its version says so
-_INIT_GROUPS = (torch.optim.Adam._init_group, torch.optim.AdamW._init_group)
+_written: WeakKeyDictionary[Optimizer, list[list[Tensor]]] = WeakKeyDictionary()
+"""What the last step of an optimizer has written, group by group: it need not be looked at as closely again."""
 
 
-def step_packed(
-    groups: list[dict[str, Any]],
-    state: MutableMapping[Tensor, Any],
-    options_of: Callable[[dict[str, Any]], Options],
-    init_group: Callable[..., bool],
-    before: list[list[Tensor]],
-) -> bool:
+def _init_group_is_torchs(optimizer: Optimizer) -> bool:
+    """Whether ``_init_group`` need not be called for a state that is there. Dynamo wraps it, in torch's classes themselves."""
+    function = getattr(optimizer._init_group, "__func__", None)  # type: ignore[attr-defined]
+    return function is torch.optim.Adam._init_group or function is torch.optim.AdamW._init_group
+
+
+def step_packed(optimizer: Optimizer, options_of: Callable[[dict[str, Any]], Options]) -> bool:
     """Takes the whole step by one native call.
 
     Args:
-        groups: the optimizer's parameter groups.
-        state: the optimizer's state.
-        options_of: gives the options of a group.
-        init_group: the optimizer's method; if it is not torch's it has to be called.
-        before: what the step before has written, group by group, which need not be looked at as closely; kept up to date.
+        optimizer: of ours.
+        options_of: gives the options of one of its groups.
 
     Returns:
         False if it is for ``Step`` to take. Nothing was changed then.
     """
-    if tracing() or _binding.forked() or getattr(init_group, "__func__", None) not in _INIT_GROUPS:
+    if tracing() or _binding.forked() or not _init_group_is_torchs(optimizer):
         return False
     pack = _binding.packer()
     if pack is None:
@@ -46,13 +46,14 @@ def step_packed(
     if kernels.unserved is not None:
         return False
     table, cursor, grads, written_by_group = kernels.table, 0, [], []
-    for i, group in enumerate(groups):
+    before = _written.get(optimizer, [])
+    for i, group in enumerate(optimizer.param_groups):
         options = options_of(group)
         # With foreach torch goes through all parameters by one operation after the other, which shows where they overlap.
         if isinstance(options["lr"], Tensor) or options["foreach"] or unserved_options(options) is not None:
             return False
         old = before[i] if i < len(before) else []
-        packed = pack(group["params"], state, options["amsgrad"], table.num_groups, cursor, old)
+        packed = pack(group["params"], optimizer.state, options["amsgrad"], table.num_groups, cursor, old)
         if packed is None:
             return False
         rows, counts, written, some_grads, cursor = packed
@@ -69,6 +70,6 @@ def step_packed(
             kernels.written += written[::width]
         grads += some_grads  # held until the call is over
         written_by_group.append(written)
-    before[:] = written_by_group
+    _written[optimizer] = written_by_group
     counters = table.counters
     return len(set(counters)) == len(counters) and kernels.run()

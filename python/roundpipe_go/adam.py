@@ -72,8 +72,7 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
 
-        before = self.__dict__.setdefault("_written_before", [])
-        if step_packed(self.param_groups, self.state, self._options, self._init_group, before):
+        if step_packed(self, self._options):
             return loss
         step = Step()
         for group in self.param_groups:
@@ -150,7 +149,7 @@ def adam(
         ValueError: the lists differ in length.
     """
     lists: Lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
-    recording = torch.is_grad_enabled() and any(tensor.requires_grad for some in lists for tensor in some)
+    recording = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for some in lists for t in some)
     options = {
         "foreach": foreach,
         "capturable": capturable,
