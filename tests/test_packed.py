@@ -154,8 +154,9 @@ def test_shared_memory_under_foreach():
     twins.assert_equal()
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0}, {"amsgrad": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, *([{"weight_decay": 0}] if EXCHANGE else [])], ids=str)
 def test_versions_are_torchs(options):
+    # torch 2.6 multiplies by 1 where nothing decays.
     twins = Twins(params, lr=0.1, **options)
     twins.train(4)
     for ours, theirs in zip(*(optimizer.param_groups[0]["params"] for optimizer in twins)):
