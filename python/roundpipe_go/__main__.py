@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 
 from ._diagnostics import build_info, report
 from ._settings import get_square_root
-from ._verify import as_dict, verify
+from ._verify import verify
 
 
 def _verify(as_json: bool) -> int:
@@ -26,7 +27,7 @@ def _verify(as_json: bool) -> int:
             print(f"{row.name:<28}{row.served:<14}{row.runs:>4}  {'DIFFERENT' if row.different else 'equal'}", flush=True)
     equal = not any(row.different for row in rows)
     if as_json:
-        print(json.dumps({"equal": equal, "rows": [as_dict(row) for row in rows], "build_info": build_info()}, indent=2))
+        print(json.dumps({"equal": equal, "rows": [asdict(row) for row in rows], "build_info": build_info()}, indent=2))
         return int(not equal)
     for row in rows:
         for difference in row.different:

@@ -186,7 +186,7 @@ class Step:
         constants = {name: options[name] for name in CONSTANTS}
         decays = constants["weight_decay"] != 0
         groups: dict[tuple[Kernels, float], int] = {}
-        sorted_rows: dict[Kernels | str, list[int]] = {}
+        unserved: dict[str, list[int]] = {}
         for i, (step, *tensors) in enumerate(zip(state_steps, *columns, strict=True)):
             written = (tensors[0], *tensors[2:], tensors[3], step)
             if decays and options["decoupled_weight_decay"]:
@@ -209,11 +209,11 @@ class Step:
                 else:
                     kernels.table.add_row(tensors, step, groups[key])
                     kernels.written += written
-            sorted_rows.setdefault(kernels if reason is None else reason, []).append(i)
-        for where, rows in sorted_rows.items():
+            if reason is not None:
+                unserved.setdefault(reason, []).append(i)
+        for reason, rows in unserved.items():
             some: Lists = tuple([tensors[i] for i in rows] if tensors else [] for tensors in lists)  # type: ignore[assignment]
-            if isinstance(where, str):
-                self._unserved.append(_Call(some, options, where))
+            self._unserved.append(_Call(some, options, reason))
 
     def _kernels_of(self, dtype: torch.dtype) -> Kernels:
         """The kernels for parameters of a dtype that is served."""

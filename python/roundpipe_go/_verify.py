@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -133,8 +133,3 @@ def verify() -> Iterator[Row]:
             yield row
     finally:
         _fallback._warned |= warned
-
-
-def as_dict(row: Row) -> dict[str, Any]:
-    """The row for JSON."""
-    return asdict(row)
