@@ -13,7 +13,7 @@ export GOWORK := off
 # A green run cannot mean that these were left out.
 export ROUNDPIPE_GO_REQUIRE_BACKENDS ?= generic,avx2
 
-GO_SOURCES := go.mod go.sum setup.py $(wildcard kernel/*.go kernel/*.s goadam/*.go pybind/*.go pybind/*.c)
+GO_SOURCES := go.mod go.sum setup.py scripts/disassemble.py $(wildcard kernel/*.go kernel/*.s goadam/*.go pybind/*.go pybind/*.c)
 GENERATED := kernel/adam_*_amd64.*
 
 .DEFAULT_GOAL := help
@@ -132,5 +132,5 @@ ci: lint check-generated test demo ## what .ci/run calls
 
 .PHONY: clean
 clean: ## remove what was built; .venv stays
-	rm -rf build dist python/*.egg-info python/roundpipe_go/_native*.so
+	rm -rf build dist python/*.egg-info python/roundpipe_go/_native.*.so python/roundpipe_go/_native.*.json
 	rm -f $(VENV)/installed $(VENV)/tested $(VENV)/benched $(VENV)/lint

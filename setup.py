@@ -167,8 +167,29 @@ def sort_functions(path: Path, pattern: str) -> None:
     path.write_text(text[:begin] + "\n".join(sorted(functions)) + text[end:])
 
 
+def record_vectorization(extension: Path) -> None:
+    """Writes what the kernels' loops are made of; where no tool here can tell, the build is as good without."""
+    # The compiler knows the objdump that belongs to it.
+    asked = [*shlex.split(find_compiler()), "-print-prog-name=objdump"]
+    objdump = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "objdump"
+    disassemble = [sys.executable, str(ROOT / "scripts" / "disassemble.py"), objdump, str(extension)]
+    result = subprocess.run(disassemble, capture_output=True, text=True, check=False)
+    record = extension.with_suffix(".json")
+    record.unlink(missing_ok=True)
+    if result.returncode == 0:
+        record.write_text(result.stdout)
+    else:
+        print(f"roundpipe-go: no record of the kernels' instructions: {result.stderr.strip().rpartition(chr(10))[2]}")
+
+
 class BuildGo(build_ext):
     """The build_ext command, for one extension without C sources of its own."""
+
+    def run(self) -> None:
+        """Builds, and records beside the extension, wherever setuptools left it, what was built."""
+        super().run()
+        for ext in self.extensions:
+            record_vectorization(Path(self.get_ext_fullpath(ext.name)))
 
     def build_extension(self, ext: Extension) -> None:
         """Builds the extension where setuptools wants it."""
@@ -187,7 +208,8 @@ class BuildGo(build_ext):
         self.trim(scratch)
         run([sys.executable, "build.py"], env, scratch)
         library = scratch / "_native.so"
-        build = ["go", "build", "-buildmode=c-shared", "-ldflags=-s -w -buildid=", "-o", str(library), "."]
+        # -w: no debug information. The symbols stay, so that anyone can look at the kernels in what is installed.
+        build = ["go", "build", "-buildmode=c-shared", "-ldflags=-w -buildid=", "-o", str(library), "."]
         run(build, env, scratch)
 
         target = self.get_ext_fullpath(ext.name)

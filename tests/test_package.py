@@ -322,7 +322,7 @@ def test_sdist_holds_all_sources(sdist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     folders = {"kernel": ["*.go", "*.s"], "goadam": ["*.go"], "pybind": ["*.go"], "python/roundpipe_go": ["*.py"]}
     sources = {file.relative_to(ROOT).as_posix() for f, globs in folders.items() for g in globs for file in (ROOT / f).glob(g)}
-    wanted = sources | {"go.mod", "go.sum", "setup.py", "pyproject.toml", "LICENSE", "python/roundpipe_go/py.typed"}
+    wanted = sources | {"go.mod", "go.sum", "setup.py", "scripts/disassemble.py", "pyproject.toml", "LICENSE", "python/roundpipe_go/py.typed"}
     assert wanted - names == set()
     assert [name for name in names if name.endswith(".so") or name.startswith(("kernel/_asm", "build"))] == []
 
@@ -332,7 +332,8 @@ def test_wheel_holds_python_sources_and_one_extension(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     sources = {f"roundpipe_go/{file.name}" for glob in ["*.py", "*.pyi"] for file in PACKAGE.glob(glob)}
-    assert names == sources | {"roundpipe_go/py.typed", f"roundpipe_go/{EXTENSION}"}
+    record = Path(EXTENSION).with_suffix(".json")
+    assert names == sources | {"roundpipe_go/py.typed", f"roundpipe_go/{EXTENSION}", f"roundpipe_go/{record}"}
 
 
 @pytest.mark.slow
