@@ -65,7 +65,11 @@ def assert_equal_state(got: dict[str, Any], want: dict[str, Any], name: str) -> 
             assert got[key] == value, f"{name}.{key}: got {got[key]!r}, want {value!r}"
 
 
-def snapshot(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor, Tensor]]:
+Snapshot = list[tuple[str, Tensor, Tensor]]
+"""Name, tensor, and its values of then."""
+
+
+def snapshot(optimizer: torch.optim.Optimizer) -> Snapshot:
     """Copies of all that a step may write, with the tensors themselves, for ``assert_unchanged``."""
     tensors = []
     for g, group in enumerate(optimizer.param_groups):
@@ -76,7 +80,7 @@ def snapshot(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor, Tensor
     return [(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
 
 
-def assert_unchanged(before: list[tuple[str, Tensor, Tensor]]) -> None:
+def assert_unchanged(before: Snapshot) -> None:
     """Fails if a tensor of the snapshot holds other bits than then."""
     for name, tensor, values in before:
         assert_equal_bits(tensor, values, name)
