@@ -13,7 +13,7 @@ export GOWORK := off
 # A green run cannot mean that these were left out.
 export ROUNDPIPE_GO_REQUIRE_BACKENDS ?= generic,avx2
 
-GO_SOURCES := go.mod go.sum setup.py scripts/disassemble.py $(wildcard kernel/*.go kernel/*.s goadam/*.go pybind/*.go pybind/*.c)
+GO_SOURCES := go.mod go.sum setup.py scripts/disassemble.py $(wildcard kernel/*.go kernel/*.s goadam/*.go pybind/*.go pybind/*.[ch])
 GENERATED := kernel/adam_*_amd64.*
 
 .DEFAULT_GOAL := help

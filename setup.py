@@ -116,7 +116,7 @@ def go_environment(scratch: Path) -> dict[str, str]:
         "GOAMD64": "v1",
         "GO111MODULE": "on",
         # readonly: go.sum decides. The next two keep folders and commits out of the file: equal sources, equal bytes. The
-        # tag adds pybind/pack.c, which needs Python.h.
+        # tag adds pybind/step.c and tensor.c, which need Python.h.
         "GOFLAGS": "-mod=readonly -trimpath -buildvcs=false -tags=python",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",

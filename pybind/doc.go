@@ -1,6 +1,6 @@
 // Package pybind is the boundary between Python and Go: the few functions that gopy wraps as roundpipe_go._native, and the
-// only place where an address becomes memory. It converts and holds no policy. Beside them pack.c, which Python calls with the GIL
-// held, fills in the rows of plain tensors, and team.go borrows the threads of torch's OpenMP.
+// only place where an address becomes memory. It converts and holds no policy. Beside them step.c, which Python calls with the GIL
+// held, takes a whole plain step, and team.go borrows the threads of torch's OpenMP.
 //
 // Every function takes int64 and returns (T, error): gopy narrows unsigned and float32 arguments in silence, takes anything
 // for a bool, leaks 32 bytes for a result that is an error alone, and adds a detached-goroutine switch to functions without
@@ -10,7 +10,7 @@
 //
 // Elements are of one dtype in a call: 0 float32, 1 float64. A step with both is two calls.
 //
-// Step reads two tables of native-endian 64-bit words, packed by python/roundpipe_go/_descriptors.py and by pack.c. A row is eight int64:
+// Step reads two tables of native-endian 64-bit words, packed by python/roundpipe_go/_descriptors.py and by step.c. A row is eight int64:
 //
 //	0 param            address of elements
 //	1 grad             "

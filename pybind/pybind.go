@@ -10,7 +10,7 @@ import (
 )
 
 // abi is the version of the tables and of the functions; _binding.py asks for the one it was written for.
-const abi = 3
+const abi = 4
 
 // ABI returns the version of the boundary that doc.go describes.
 func ABI() (int64, error) { return abi, nil }

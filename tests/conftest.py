@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import roundpipe_go
-from roundpipe_go import _fallback
+from roundpipe_go import _fallback, _settings
 
 REQUIRE = "ROUNDPIPE_GO_REQUIRE_BACKENDS"
 """Environment variable: backends, comma-separated, without which the run is an error. A green run cannot mean "not tried"."""
@@ -76,7 +76,19 @@ def _as_it_was(monkeypatch):
     monkeypatch.setattr(_fallback, "_warned", set())
     threads = torch.get_num_threads()
     yield
+    _settings._switch.cache_clear()
     torch.set_num_threads(threads)
     roundpipe_go.set_num_threads(None)
     roundpipe_go.set_backend(None)
     roundpipe_go.set_square_root(None)
+
+
+@pytest.fixture
+def switch(monkeypatch):
+    """Sets one of our variables in the environment, as if the process had begun with it."""
+
+    def set_to(name: str, value: str) -> None:
+        monkeypatch.setenv(f"ROUNDPIPE_GO_{name}", value)
+        _settings._switch.cache_clear()
+
+    return set_to

@@ -33,14 +33,14 @@ def test_threads_follow_torch():
         assert roundpipe_go.get_num_threads() == num_threads
 
 
-def test_threads_function_before_environment_before_torch(monkeypatch):
-    monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", "5")
+def test_threads_function_before_environment_before_torch(switch):
+    switch("NUM_THREADS", "5")
     assert roundpipe_go.get_num_threads() == 5
     roundpipe_go.set_num_threads(7)
     assert roundpipe_go.get_num_threads() == 7
     roundpipe_go.set_num_threads(None)
     assert roundpipe_go.get_num_threads() == 5
-    monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", "")
+    switch("NUM_THREADS", "")
     assert roundpipe_go.get_num_threads() == torch.get_num_threads()
 
 
@@ -57,8 +57,8 @@ def test_bad_threads(value, error):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", " 2", "²", "٣", "4097", "9" * 30])
-def test_bad_threads_of_the_environment(monkeypatch, value):
-    monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", value)
+def test_bad_threads_of_the_environment(switch, value):
+    switch("NUM_THREADS", value)
     message = r"^roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is .*, want 1 to 4096; unset it"
     with pytest.raises(ValueError, match=message):
         roundpipe_go.get_num_threads()
@@ -73,9 +73,9 @@ def test_backends_are_listed_slowest_first():
     assert roundpipe_go.get_backend() == available[-1]
 
 
-def test_backend_function_before_environment(monkeypatch, backend):
+def test_backend_function_before_environment(switch, backend):
     roundpipe_go.set_backend(None)
-    monkeypatch.setenv("ROUNDPIPE_GO_BACKEND", backend)
+    switch("BACKEND", backend)
     assert roundpipe_go.get_backend() == backend
     roundpipe_go.set_backend("generic")
     assert roundpipe_go.get_backend() == "generic"
@@ -88,15 +88,15 @@ def test_unknown_backend(value):
     assert roundpipe_go.get_backend() == roundpipe_go.available_backends()[-1]
 
 
-def test_unknown_backend_of_the_environment(monkeypatch):
-    monkeypatch.setenv("ROUNDPIPE_GO_BACKEND", "sse2")
+def test_unknown_backend_of_the_environment(switch):
+    switch("BACKEND", "sse2")
     with pytest.raises(ValueError, match=r"^roundpipe_go: ROUNDPIPE_GO_BACKEND is 'sse2', want one of generic, avx2"):
         roundpipe_go.get_backend()
     with pytest.raises(ValueError, match="ROUNDPIPE_GO_BACKEND"):
         step()
 
 
-def test_backend_that_the_cpu_lacks(monkeypatch):
+def test_backend_that_the_cpu_lacks(monkeypatch, switch):
     """Whatever this CPU has, one without vectors is simulated by the mask that Go reports."""
     from roundpipe_go import _binding
 
@@ -105,28 +105,28 @@ def test_backend_that_the_cpu_lacks(monkeypatch):
     message = r"^roundpipe_go: backend is 'avx512', which this CPU cannot run; it has generic$"
     with pytest.raises(RuntimeError, match=message):
         roundpipe_go.set_backend("avx512")
-    monkeypatch.setenv("ROUNDPIPE_GO_BACKEND", "avx2")
+    switch("BACKEND", "avx2")
     with pytest.raises(RuntimeError, match=r"^roundpipe_go: ROUNDPIPE_GO_BACKEND is 'avx2', which this CPU cannot run"):
         roundpipe_go.get_backend()
 
 
-def test_square_root_function_before_environment(monkeypatch):
+def test_square_root_function_before_environment(switch):
     assert roundpipe_go.get_square_root() == "auto"
-    monkeypatch.setenv("ROUNDPIPE_GO_SQUARE_ROOT", "ieee")
+    switch("SQUARE_ROOT", "ieee")
     assert roundpipe_go.get_square_root() == "ieee"
     roundpipe_go.set_square_root("auto")
     assert roundpipe_go.get_square_root() == "auto"
 
 
-def test_unknown_square_root(monkeypatch):
+def test_unknown_square_root(switch):
     with pytest.raises(ValueError, match=r"^roundpipe_go: square_root is 'fast', want one of auto, ieee"):
         roundpipe_go.set_square_root("fast")
-    monkeypatch.setenv("ROUNDPIPE_GO_SQUARE_ROOT", "fast")
+    switch("SQUARE_ROOT", "fast")
     with pytest.raises(ValueError, match=r"^roundpipe_go: ROUNDPIPE_GO_SQUARE_ROOT is 'fast', want one of auto, ieee"):
         step()
 
 
-def test_a_bad_switch_changes_nothing(monkeypatch):
+def test_a_bad_switch_changes_nothing(switch):
     """The switches are read before anything is written."""
     param = torch.ones(3, requires_grad=True)
     param.grad = torch.ones(3)
@@ -134,10 +134,10 @@ def test_a_bad_switch_changes_nothing(monkeypatch):
     optimizer.step()
     values = [t.detach().clone() for t in (param, *optimizer.state[param].values())]
     for name in ("NUM_THREADS", "BACKEND", "SQUARE_ROOT"):
-        with monkeypatch.context() as patch:
-            patch.setenv(f"ROUNDPIPE_GO_{name}", "nonsense")
-            with pytest.raises(ValueError, match=name):
-                optimizer.step()
+        switch(name, "nonsense")
+        with pytest.raises(ValueError, match=name):
+            optimizer.step()
+        switch(name, "")
     assert all(torch.equal(t, v) for t, v in zip((param, *optimizer.state[param].values()), values))
 
 

@@ -29,16 +29,16 @@ def test_report_names_what_a_bug_report_needs(monkeypatch, capsys):
     assert json.loads(text) == info
 
 
-def test_report_shows_the_switches(monkeypatch, capsys):
-    monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", "3")
+def test_report_shows_the_switches(switch, capsys):
+    switch("NUM_THREADS", "3")
     _, text = run(monkeypatch, capsys)
     assert "ROUNDPIPE_GO_NUM_THREADS=3" in text
 
 
-def test_report_survives_a_wrong_setting(monkeypatch, capsys):
-    monkeypatch.setenv("ROUNDPIPE_GO_NUM_THREADS", "abc")
-    monkeypatch.setenv("ROUNDPIPE_GO_BACKEND", "sse")
-    monkeypatch.setenv("ROUNDPIPE_GO_THREADS", "3")
+def test_report_survives_a_wrong_setting(monkeypatch, switch, capsys):
+    switch("NUM_THREADS", "abc")
+    switch("BACKEND", "sse")
+    switch("THREADS", "3")
     status, text = run(monkeypatch, capsys)
     assert status == 0
     assert "error: roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is 'abc'" in text
@@ -50,8 +50,8 @@ def test_report_survives_a_wrong_setting(monkeypatch, capsys):
     assert "ROUNDPIPE_GO_NUM_THREADS is 'abc'" in capsys.readouterr().err
 
 
-def test_verify_does_not_compare_the_other_square_root(monkeypatch, capsys):
-    monkeypatch.setenv("ROUNDPIPE_GO_SQUARE_ROOT", "ieee")
+def test_verify_does_not_compare_the_other_square_root(monkeypatch, switch, capsys):
+    switch("SQUARE_ROOT", "ieee")
     monkeypatch.setattr(sys, "argv", ["roundpipe_go", "verify"])
     assert __main__.main() == 1
     assert "was asked for" in capsys.readouterr().err

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+
+from . import _places
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-_ABI = 3
+_ABI = 4
+
+PlainStep = Callable[[list[dict[str, Any]], dict[Any, Any], list[tuple[int, int] | None], int, int], bool]
 
 DTYPES = (torch.float32, torch.float64)
 """Types of elements, in the order of their codes in Go."""
@@ -103,19 +106,25 @@ def library_square_root(dtype: torch.dtype) -> bool:
     return True
 
 
+def plain_step() -> PlainStep | None:
+    """The function ``step`` of pybind/step.c, which has its description; None in a forked child, and with a torch that lacks what
+    it needs: DLPack's C exchange API came in 2.10 or so."""
+    return None if _forked else _plain_step()
+
+
 @functools.cache
-def packer() -> Callable[..., tuple[bytes, tuple[float, ...], list[Tensor], list[Tensor], int] | None] | None:
-    """The function ``pack`` of pybind/pack.c, which has its description, or None: torch before 2.10 or so lacks what it needs."""
+def _plain_step() -> PlainStep | None:
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if capsule is None:
+    places = _places.learn() if capsule is not None else None
+    if places is None:
         return None
-    function = ctypes.PyDLL(_module().__file__).roundpipe_go_pack
-    function.argtypes, function.restype = [ctypes.py_object] * 3, ctypes.py_object
+    function = ctypes.PyDLL(_module().__file__).roundpipe_go_plain_step
+    function.argtypes, function.restype = [ctypes.py_object] * 4, ctypes.py_object
     try:
-        pack = function(capsule, torch.Tensor, torch.nn.Parameter)
+        step = function(capsule, torch.Tensor, torch.nn.Parameter, tuple(places))
     except ImportError:  # another version of the interface
         return None
-    return cast("Callable[..., tuple[bytes, tuple[float, ...], list[Tensor], list[Tensor], int] | None]", pack)
+    return cast("PlainStep", step)
 
 
 def sqrt(y: int, x: int, numel: int, *, dtype: torch.dtype, backend: int, square_root: int) -> None:

@@ -1,7 +1,8 @@
-"""What the user chooses: threads, backend, square root. A function's setting goes before the environment's."""
+"""What the user chooses: threads, backend, square root. A function's setting goes before the environment's, which is read once."""
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 
@@ -20,6 +21,12 @@ MAX_THREADS = 4096
 _num_threads: int | None = None
 _backend: str | None = None
 _square_root: str | None = None
+
+
+@functools.cache
+def _switch(name: str) -> str | None:
+    """A variable of the environment, or None if it is empty or not set. As OpenMP does, only its first value counts."""
+    return os.environ.get(name) or None
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -53,8 +60,8 @@ def get_num_threads() -> int:
     """
     if _num_threads is not None:
         return _num_threads
-    value = os.environ.get("ROUNDPIPE_GO_NUM_THREADS")
-    if not value:
+    value = _switch("ROUNDPIPE_GO_NUM_THREADS")
+    if value is None:
         return torch.get_num_threads()
     # isascii: isdecimal takes the digits of every script.
     if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= MAX_THREADS):
@@ -95,8 +102,8 @@ def get_backend() -> str:
     """
     if _backend is not None:
         return _backend
-    name = os.environ.get("ROUNDPIPE_GO_BACKEND")
-    if not name:
+    name = _switch("ROUNDPIPE_GO_BACKEND")
+    if name is None:
         return available_backends()[-1]
     _check_backend(name, "ROUNDPIPE_GO_BACKEND")
     return name
@@ -131,7 +138,9 @@ def get_square_root() -> str:
     """Returns "auto" or "ieee"; see ``set_square_root``."""
     if _square_root is not None:
         return _square_root
-    name = os.environ.get("ROUNDPIPE_GO_SQUARE_ROOT") or "auto"
+    name = _switch("ROUNDPIPE_GO_SQUARE_ROOT")
+    if name is None:
+        return "auto"
     _check_square_root(name, "ROUNDPIPE_GO_SQUARE_ROOT")
     return name
 

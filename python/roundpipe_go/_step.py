@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state as tracing_state
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack as transform
 from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from . import _binding, _descriptors, _fallback, _settings
 from ._shards import local_shards
@@ -35,14 +39,13 @@ _TAKES_LR_OF_ONE_ELEMENT = hasattr(sys.modules["torch.optim.optimizer"], "_to_sc
 """Whether torch steps by an lr tensor that has dimensions; torch 2.6 raises."""
 
 
+KNOWN: dict[str, list[tuple[int, int] | None]] = {setting: [None] * len(_binding.DTYPES) for setting in _settings.SQUARE_ROOTS}
+"""The codes of arithmetic and square root that have torch's bits, by setting and dtype; None where they are not known yet."""
+
+
 def tracing() -> bool:
     """Whether somebody watches torch's operations, who would not see ours: a compiler, a dispatch mode, a transform."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return is_compiling() or dispatch_modes() > 0 or tracing_state() is not None or transform() is not None
 
 
 def unserved_options(options: Options) -> str | None:
@@ -139,13 +142,15 @@ class Kernels:
         self.table = _descriptors.Table(dtype)
         self.written: list[Tensor] = []
         if arithmetic.square_root is not None:
+            codes = ARITHMETICS.index(arithmetic.arithmetic), SQUARE_ROOTS.index(arithmetic.square_root)
             # Read before anything of the step is written.
             self._settings = {
                 "threads": _settings.get_num_threads(),
                 "backend": _settings.BACKENDS.index(_settings.get_backend()),
-                "arithmetic": ARITHMETICS.index(arithmetic.arithmetic),
-                "square_root": SQUARE_ROOTS.index(arithmetic.square_root),
+                "arithmetic": codes[0],
+                "square_root": codes[1],
             }
+            KNOWN[_settings.get_square_root()][_binding.DTYPES.index(dtype)] = codes
 
     def run(self) -> bool:
         """One native call. Returns False if it refused, with nothing changed: a row's tensors share memory with each other."""

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.optim.optimizer import _use_grad_for_differentiable
 
+from ._alone import Alone
 from ._fallback import DECOUPLED_IN_ADAM, torch_adam
-from ._packed import step_packed
+from ._plain import step_plain
 from ._step import Lists, Options, Step
 
 
@@ -46,7 +48,6 @@ class Adam(torch.optim.Adam):
     # torch's step without the hooks that wrap it: a compiler follows its formulas, not ours.
     _torch_step = inspect.unwrap(torch.optim.Adam.step)
 
-    @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs a single optimization step.
 
@@ -57,10 +58,19 @@ class Adam(torch.optim.Adam):
             What ``closure`` returned, or None.
 
         Raises:
-            RuntimeError: a gradient is sparse, or an option does not fit into the dtype; as in torch.
+            RuntimeError: a gradient is sparse, or an option does not fit into the dtype, as in torch; another thread is in a step
+                of this optimizer.
             ValueError: a setting of ours in the environment is of no use.
         """
-        if torch.compiler.is_compiling():
+        if closure is None and not is_compiling():
+            with Alone(self):
+                if step_plain(self):
+                    return None
+        return self._step(closure)
+
+    @_use_grad_for_differentiable
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        if is_compiling():
             return self._torch_step(closure)
 
         # Renamed in torch 2.10 or so, and deprecated under the old name.
@@ -72,14 +82,15 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
 
-        if step_packed(self, self._options):
-            return loss
-        step = Step()
-        for group in self.param_groups:
-            lists: Lists = ([], [], [], [], [], [])
-            has_complex = self._init_group(group, *self._init_arguments(group, lists))  # type: ignore[no-untyped-call]
-            step.add(lists, {**self._options(group), "has_complex": has_complex})
-        step.run()
+        with Alone(self):
+            if closure is not None and step_plain(self):
+                return loss
+            step = Step()
+            for group in self.param_groups:
+                lists: Lists = ([], [], [], [], [], [])
+                has_complex = self._init_group(group, *self._init_arguments(group, lists))  # type: ignore[no-untyped-call]
+                step.add(lists, {**self._options(group), "has_complex": has_complex})
+            step.run()
         return loss
 
     def _options(self, group: dict[str, Any]) -> Options:

@@ -51,7 +51,7 @@ def test_plain_steps_are_packed_but_the_first(variant, long_ways):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant[0])
 def test_the_long_way_has_the_same_bits(variant, long_ways, monkeypatch):
-    monkeypatch.setattr(_binding, "packer", lambda: None)
+    monkeypatch.setattr(_binding, "plain_step", lambda: None)
     _, cls, decay, options = variant
     twins = Twins(params, cls, lr=0.1, **decay, **options)
     twins.train(5)
