@@ -42,25 +42,39 @@ func (p *Param[T]) tensors() [5]extent {
 	}
 }
 
-// unservedMemory says why the row's memory does not suit the kernels, or nothing.
+// unservedMemory says why the row's memory does not suit the kernels, or nothing. The tensors have one length.
 func (p *Param[T]) unservedMemory() string {
-	tensors := p.tensors()
-	extents := [...]extent{tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], p.Step.extent()}
-	alignment := unsafe.Alignof(*new(T))
-	for i, e := range extents {
-		if i == len(tensors) {
-			alignment = unsafe.Alignof(float32(0)) // a float64 counter needs no more: it is one number
-		}
-		if e.begin%alignment != 0 {
-			return "a tensor is not aligned to its elements"
-		}
-		for _, o := range extents[:i] {
-			if e.overlaps(o) {
+	size := uintptr(len(p.Param)) * unsafe.Sizeof(*new(T))
+	if size == 0 {
+		return ""
+	}
+	begins := [...]uintptr{address(p.Param), address(p.Grad), address(p.ExpAvg), address(p.ExpAvgSq), address(p.MaxExpAvgSq)}
+	num := len(begins)
+	if len(p.MaxExpAvgSq) == 0 {
+		num--
+	}
+	step := p.Step.extent()
+	// A float64 counter needs no more than the alignment of a float32: it is one number.
+	unaligned := step.begin % unsafe.Alignof(float32(0))
+	for i, begin := range begins[:num] {
+		unaligned |= begin % unsafe.Alignof(*new(T))
+		for _, other := range begins[:i] {
+			if begin-other+size-1 < 2*size-1 { // they are less than size apart, in either direction
 				return "tensors of one parameter share memory"
 			}
 		}
+		if step.begin < begin+size && begin < step.end {
+			return "tensors of one parameter share memory"
+		}
+	}
+	if unaligned != 0 {
+		return "a tensor is not aligned to its elements"
 	}
 	return ""
+}
+
+func address[T kernel.Float](data []T) uintptr {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(data)))
 }
 
 // rowsOverlap reports whether any row writes memory that another row reads or writes. Rows are known to be free of overlap

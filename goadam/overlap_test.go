@@ -36,8 +36,7 @@ func testRowsOverlapIsWhatComparingAllGives[T kernel.Float](t *testing.T) {
 	buffer, found := make([]T, 4000), map[bool]int{}
 	for call := range 5000 {
 		cursor := 0
-		take := func() []T {
-			n := r.IntN(20)
+		take := func(n int) []T {
 			if r.IntN(30) == 0 { // anywhere, mostly over something
 				begin := r.IntN(len(buffer) - n)
 				return buffer[begin : begin+n]
@@ -46,11 +45,12 @@ func testRowsOverlapIsWhatComparingAllGives[T kernel.Float](t *testing.T) {
 			return buffer[cursor-n : cursor] // next to the one before
 		}
 		rows := make([]Param[T], 1+r.IntN(12))
-		shared := take()
+		shared := take(20)
 		for i := range rows {
-			rows[i] = Param[T]{Param: take(), Grad: shared, ExpAvg: take(), ExpAvgSq: take(), MaxExpAvgSq: take(), Step: Counter{Float32: new(float32)}}
+			n := r.IntN(20)
+			rows[i] = Param[T]{Param: take(n), Grad: shared[:n], ExpAvg: take(n), ExpAvgSq: take(n), MaxExpAvgSq: take(n), Step: Counter{Float32: new(float32)}}
 			if r.IntN(3) > 0 {
-				rows[i].Grad = take()
+				rows[i].Grad = take(n)
 			}
 		}
 		for i := range rows {

@@ -49,26 +49,35 @@ func (p *Param[T]) check(index int, groups []Group) error {
 		return fmt.Errorf("goadam: param %d: group is %d, want 0 to %d", index, p.Group, len(groups)-1)
 	}
 	numel := len(p.Param)
-	for _, s := range []struct {
-		name string
-		data []T
-	}{{"grad", p.Grad}, {"exp_avg", p.ExpAvg}, {"exp_avg_sq", p.ExpAvgSq}} {
-		if len(s.data) != numel {
-			return fmt.Errorf("goadam: param %d: %s has %d elements, want %d", index, s.name, len(s.data), numel)
-		}
-	}
-	want := 0
+	numMax := 0
 	if groups[p.Group].AMSGrad {
-		want = numel
+		numMax = numel
 	}
-	if len(p.MaxExpAvgSq) != want {
-		return fmt.Errorf("goadam: param %d: max_exp_avg_sq has %d elements, want %d", index, len(p.MaxExpAvgSq), want)
+	if len(p.Grad) != numel || len(p.ExpAvg) != numel || len(p.ExpAvgSq) != numel || len(p.MaxExpAvgSq) != numMax {
+		return p.lengthError(index, numMax)
 	}
 	if (p.Step.Float32 == nil) == (p.Step.Float64 == nil) {
 		return fmt.Errorf("goadam: param %d: step must be a float32 or a float64, and not both", index)
 	}
 	if reason := p.unservedMemory(); reason != "" {
 		return &UnservedError{Param: index, Reason: reason}
+	}
+	return nil
+}
+
+// lengthError names the first tensor that is not as long as the parameter.
+func (p *Param[T]) lengthError(index, numMax int) error {
+	numel := len(p.Param)
+	for _, s := range []struct {
+		name      string
+		got, want int
+	}{
+		{"grad", len(p.Grad), numel}, {"exp_avg", len(p.ExpAvg), numel}, {"exp_avg_sq", len(p.ExpAvgSq), numel},
+		{"max_exp_avg_sq", len(p.MaxExpAvgSq), numMax},
+	} {
+		if s.got != s.want {
+			return fmt.Errorf("goadam: param %d: %s has %d elements, want %d", index, s.name, s.got, s.want)
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 
 	"roundpipe-go/goadam"
 	"roundpipe-go/kernel"
@@ -29,9 +30,9 @@ func Step(rows, numRows, groups, numGroups, dtype, threads, backend, arithmetic,
 	defer recoverTo(&err)
 	switch dtype {
 	case float32Code:
-		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmsSqrt)
+		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmsSqrt, &params32)
 	case float64Code:
-		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmdSqrt)
+		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmdSqrt, &params64)
 	}
 	return 0, unknownDtype(dtype)
 }
@@ -40,20 +41,31 @@ func unknownDtype(dtype int64) error {
 	return fmt.Errorf("pybind: dtype is %d, want %d to %d", dtype, float32Code, float64Code)
 }
 
-func step[T kernel.Float](rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot int64, library func() kernel.LibrarySquareRoot[T]) (unserved int64, err error) {
+// The params of calls that are over, for the next to write over: a step has thousands.
+var params32, params64 sync.Pool
+
+func step[T kernel.Float](rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot int64, library func() kernel.LibrarySquareRoot[T], pool *sync.Pool) (unserved int64, err error) {
 	config, err := newConfig(threads, backend, arithmetic, squareRoot, library)
 	if err != nil {
 		return 0, err
 	}
-	goGroups, err := convert("group", groups, numGroups, newGroup)
+	goGroups, err := convert("group", groups, numGroups, nil, newGroup)
 	if err != nil {
 		return 0, err
 	}
-	params, err := convert("row", rows, numRows, newParam[T])
+	params, _ := pool.Get().(*[]goadam.Param[T])
+	if params == nil {
+		params = new([]goadam.Param[T])
+	}
+	defer func() {
+		clear(*params) // Go may come to own memory at these addresses, and its collector would take them for pointers
+		pool.Put(params)
+	}()
+	*params, err = convert("row", rows, numRows, *params, newParam[T])
 	if err != nil {
 		return 0, err
 	}
-	err = goadam.Step(params, goGroups, config)
+	err = goadam.Step(*params, goGroups, config)
 	if u := (*goadam.UnservedError)(nil); errors.As(err, &u) {
 		return int64(u.Param) + 1, nil
 	}

@@ -3,6 +3,7 @@ package pybind
 import (
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"roundpipe-go/goadam"
@@ -37,14 +38,18 @@ func memory[T any](name string, address, numel int64) ([]T, error) {
 		return nil, nil
 	}
 	nbytes := int64(unsafe.Sizeof(*new(T)))
-	if numel < 0 || numel > math.MaxInt64/nbytes {
-		return nil, fmt.Errorf("%s has %d elements, want 0 to what fits an address", name, numel)
-	}
-	if address < lowestAddress || address > math.MaxInt64-numel*nbytes {
-		return nil, fmt.Errorf("%s is at %#x with %d elements, want an address that holds them", name, address, numel)
+	if numel < 0 || numel > math.MaxInt64/nbytes || address < lowestAddress || address > math.MaxInt64-numel*nbytes {
+		return nil, noMemory(name, address, numel, nbytes)
 	}
 	// The detour tells vet that the integer came from C and is no Go pointer in disguise.
 	return unsafe.Slice(*(**T)(unsafe.Pointer(&address)), numel), nil
+}
+
+func noMemory(name string, address, numel, nbytes int64) error {
+	if numel < 0 || numel > math.MaxInt64/nbytes {
+		return fmt.Errorf("%s has %d elements, want 0 to what fits an address", name, numel)
+	}
+	return fmt.Errorf("%s is at %#x with %d elements, want an address that holds them", name, address, numel)
 }
 
 func newParam[T kernel.Float](r *row, p *goadam.Param[T]) error {
@@ -52,19 +57,16 @@ func newParam[T kernel.Float](r *row, p *goadam.Param[T]) error {
 		return fmt.Errorf("unknown bits in layout %#x", r.layout)
 	}
 	p.Group = int(r.layout & groupMask)
-	for _, f := range [...]struct {
-		name    string
-		address int64
-		data    *[]T
-	}{
-		{"param", r.param, &p.Param}, {"grad", r.grad, &p.Grad}, {"exp_avg", r.expAvg, &p.ExpAvg},
-		{"exp_avg_sq", r.expAvgSq, &p.ExpAvgSq}, {"max_exp_avg_sq", r.maxExpAvgSq, &p.MaxExpAvgSq},
-	} {
-		if f.address == 0 && f.data == &p.MaxExpAvgSq {
-			continue // goadam knows whether the group needs one
-		}
-		var err error
-		if *f.data, err = memory[T](f.name, f.address, r.numel); err != nil {
+	var errs [5]error
+	p.Param, errs[0] = memory[T]("param", r.param, r.numel)
+	p.Grad, errs[1] = memory[T]("grad", r.grad, r.numel)
+	p.ExpAvg, errs[2] = memory[T]("exp_avg", r.expAvg, r.numel)
+	p.ExpAvgSq, errs[3] = memory[T]("exp_avg_sq", r.expAvgSq, r.numel)
+	if r.maxExpAvgSq != 0 { // goadam knows whether the group needs one
+		p.MaxExpAvgSq, errs[4] = memory[T]("max_exp_avg_sq", r.maxExpAvgSq, r.numel)
+	}
+	for _, err := range errs {
+		if err != nil {
 			return err
 		}
 	}
@@ -99,16 +101,16 @@ func newGroup(g *group, out *goadam.Group) error {
 	return nil
 }
 
-// convert maps the table of count entries at an address to a slice, entry by entry, in place: a step has thousands of rows.
-func convert[T, U any](entry string, address, count int64, one func(*T, *U) error) ([]U, error) {
+// convert maps the table of count entries at an address, entry by entry, to a slice that reuses out's memory.
+func convert[T, U any](entry string, address, count int64, out []U, one func(*T, *U) error) ([]U, error) {
 	table, err := memory[T]("the "+entry+" table", address, count)
 	if err != nil {
-		return nil, fmt.Errorf("pybind: %w", err)
+		return out[:0], fmt.Errorf("pybind: %w", err)
 	}
-	out := make([]U, len(table))
+	out = slices.Grow(out[:0], len(table))[:len(table)]
 	for i := range table {
 		if err := one(&table[i], &out[i]); err != nil {
-			return nil, fmt.Errorf("pybind: %s %d: %w", entry, i, err)
+			return out, fmt.Errorf("pybind: %s %d: %w", entry, i, err)
 		}
 	}
 	return out, nil
