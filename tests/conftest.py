@@ -70,13 +70,18 @@ def backend(request) -> str:
     _exercised.add(request.param)
 
 
+def forget_switches() -> None:
+    _settings._switch.cache_clear()
+    _settings._in_force = None
+
+
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     """Every test starts with no reason warned about, and leaves the settings as they were."""
     monkeypatch.setattr(_fallback, "_warned", set())
     threads = torch.get_num_threads()
     yield
-    _settings._switch.cache_clear()
+    forget_switches()
     torch.set_num_threads(threads)
     roundpipe_go.set_num_threads(None)
     roundpipe_go.set_backend(None)
@@ -89,6 +94,6 @@ def switch(monkeypatch):
 
     def set_to(name: str, value: str) -> None:
         monkeypatch.setenv(f"ROUNDPIPE_GO_{name}", value)
-        _settings._switch.cache_clear()
+        forget_switches()
 
     return set_to

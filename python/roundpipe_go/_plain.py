@@ -11,7 +11,8 @@ import functools
 import torch
 from torch.optim import Optimizer
 
-from . import _binding, _settings
+from . import _binding
+from ._settings import in_force
 from ._step import KNOWN, tracing
 
 
@@ -42,6 +43,5 @@ def step_plain(optimizer: Optimizer) -> bool:
         optimizer._accelerator_graph_capture_health_check()  # type: ignore[attr-defined]
     if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
         return False
-    known = KNOWN[_settings.get_square_root()]
-    backend = _settings.BACKENDS.index(_settings.get_backend())
-    return native(optimizer.param_groups, optimizer.state, known, _settings.get_num_threads(), backend)
+    threads, backend, square_root = in_force()
+    return native(optimizer.param_groups, optimizer.state, KNOWN[square_root], threads, backend)

@@ -21,12 +21,27 @@ MAX_THREADS = 4096
 _num_threads: int | None = None
 _backend: str | None = None
 _square_root: str | None = None
+_in_force: tuple[int | None, int, str] | None = None
 
 
 @functools.cache
 def _switch(name: str) -> str | None:
     """A variable of the environment, or None if it is empty or not set. As OpenMP does, only its first value counts."""
     return os.environ.get(name) or None
+
+
+def in_force() -> tuple[int, int, str]:
+    """The settings of the next step: threads, the backend's code, square root.
+
+    Raises:
+        ValueError, RuntimeError: one of the environment is of no use.
+    """
+    global _in_force
+    if _in_force is None:  # worth keeping: a step of a small tensor takes no longer than to look it all up
+        threads = get_num_threads() if _num_threads is not None or _switch("ROUNDPIPE_GO_NUM_THREADS") is not None else None
+        _in_force = threads, BACKENDS.index(get_backend()), get_square_root()
+    threads, backend, square_root = _in_force
+    return torch.get_num_threads() if threads is None else threads, backend, square_root
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -40,7 +55,7 @@ def set_num_threads(num_threads: int | None) -> None:
         TypeError: not an int.
         ValueError: less than 1, or more than any machine has.
     """
-    global _num_threads
+    global _num_threads, _in_force
     if num_threads is not None:
         if isinstance(num_threads, bool) or not hasattr(num_threads, "__index__"):
             raise TypeError(f"roundpipe_go: num_threads is {num_threads!r}, want an int; None follows torch.get_num_threads()")
@@ -49,7 +64,7 @@ def set_num_threads(num_threads: int | None) -> None:
             raise ValueError(
                 f"roundpipe_go: num_threads is {num_threads}, want 1 to {MAX_THREADS}; None follows torch.get_num_threads()"
             )
-    _num_threads = num_threads
+    _num_threads, _in_force = num_threads, None
 
 
 def get_num_threads() -> int:
@@ -88,10 +103,10 @@ def set_backend(backend: str | None) -> None:
         ValueError: there is no such backend.
         RuntimeError: this CPU cannot run it.
     """
-    global _backend
+    global _backend, _in_force
     if backend is not None:
         _check_backend(backend, "backend")
-    _backend = backend
+    _backend, _in_force = backend, None
 
 
 def get_backend() -> str:
@@ -128,10 +143,10 @@ def set_square_root(square_root: str | None) -> None:
     Raises:
         ValueError: neither of these.
     """
-    global _square_root
+    global _square_root, _in_force
     if square_root is not None:
         _check_square_root(square_root, "square_root")
-    _square_root = square_root
+    _square_root, _in_force = square_root, None
 
 
 def get_square_root() -> str:

@@ -143,14 +143,9 @@ class Kernels:
         self.written: list[Tensor] = []
         if arithmetic.square_root is not None:
             codes = ARITHMETICS.index(arithmetic.arithmetic), SQUARE_ROOTS.index(arithmetic.square_root)
-            # Read before anything of the step is written.
-            self._settings = {
-                "threads": _settings.get_num_threads(),
-                "backend": _settings.BACKENDS.index(_settings.get_backend()),
-                "arithmetic": codes[0],
-                "square_root": codes[1],
-            }
-            KNOWN[_settings.get_square_root()][_binding.DTYPES.index(dtype)] = codes
+            threads, backend, square_root = _settings.in_force()  # before anything of the step is written
+            self._settings = {"threads": threads, "backend": backend, "arithmetic": codes[0], "square_root": codes[1]}
+            KNOWN[square_root][_binding.DTYPES.index(dtype)] = codes
 
     def run(self) -> bool:
         """One native call. Returns False if it refused, with nothing changed: a row's tensors share memory with each other."""
