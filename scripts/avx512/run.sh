@@ -5,8 +5,8 @@
 # Skylake-X, with the test binary in its initial RAM disk. Takes a minute or two, and a minute more the first time. Exits with the
 # status of the tests.
 #
-# Everything but Go comes from Debian packages, which are unpacked into CACHE and not installed. So it needs Linux on x86-64, root
-# (chroot, mknod, unshare), apt-get, dpkg and Debian's archive keyring.
+# Everything but Go comes from Debian packages, which are unpacked into CACHE and not installed. So it needs Linux on x86-64, root or
+# user namespaces (for chroot and unshare), apt-get, dpkg, Debian's archive keyring, and a mirror.
 #
 # TEST-FLAGs replace the default ones below; they cannot contain blanks. Environment: CACHE, a folder (default build/avx512); LIMIT, seconds
 # until it gives up (600); MIRROR (http://deb.debian.org/debian).
@@ -28,10 +28,12 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 fail() { echo "run.sh: $*" >&2; exit 1; }
 
 [ "$(uname -sm)" = "Linux x86_64" ] || fail "needs Linux on x86-64"
-[ "$(id -u)" = 0 ] || fail "needs root, for chroot, mknod and unshare"
 for tool in apt-get dpkg go cpio gzip unshare timeout; do
   command -v "$tool" > /dev/null || fail "needs $tool"
 done
+apart=(unshare --net)
+[ "$(id -u)" = 0 ] || apart+=(--user --map-root-user)
+"${apart[@]}" true || fail "needs root or user namespaces"
 [ -f "$keyring" ] || fail "needs the package debian-archive-keyring"
 
 # unpack fetches packages and what they depend on, for a system in which nothing is installed, and unpacks them into folder $1.
@@ -67,7 +69,6 @@ mkdir -p "$work"/disk/{dev,proc,tmp} "$work/iso"
 export CGO_ENABLED=0 GOOS=linux GOARCH=amd64
 (cd "$here/init" && go build -buildvcs=false -ldflags="-s -w" -o "$work/disk/init" .)
 (cd "$repository" && go test -c -buildvcs=false -ldflags="-s -w" -o "$work/disk/test" ./kernel)
-mknod "$work/disk/dev/console" c 5 1
 (cd "$work/disk" && find . | cpio --quiet -o -H newc | gzip -1 > "$work/iso/disk.gz")
 
 # The boot medium. The kernel makes an environment variable for the first process of every name that it does not know. It is told
@@ -82,7 +83,7 @@ label test
  kernel /vmlinuz
  append initrd=/disk.gz console=ttyS1 quiet panic=-1 nokaslr mitigations=off clearcpuid=xsaves,xsavec nosmp noapic nolapic tsc=unstable clocksource=jiffies lpj=200000 cryptomgr.notests random.trust_cpu=on ROUNDPIPE_GO_REQUIRE_BACKENDS=$required TEST_FLAGS="-test.timeout=0 $*"
 END
-chroot "$root" /usr/bin/xorriso -as mkisofs -quiet -o "$inside/boot.iso" -b isolinux.bin -no-emul-boot -boot-load-size 4 \
+"${apart[@]}" chroot "$root" /usr/bin/xorriso -as mkisofs -quiet -o "$inside/boot.iso" -b isolinux.bin -no-emul-boot -boot-load-size 4 \
   -boot-info-table "$inside/iso" 2> /dev/null || fail "could not write the boot medium"
 
 # The computer. Its first serial line is the tests' output, its second the kernel's.
@@ -107,7 +108,7 @@ printf 'c\nquit\n' > "$work/debugger" # Debian's Bochs starts in its debugger
 : > "$work/output"
 : > "$work/console"
 # Without a network of its own, the display would listen on every address of this machine.
-timeout -k 5 "${LIMIT:-600}" unshare --net chroot "$root" /usr/bin/bochs-bin -q -f "$inside/bochsrc" -rc "$inside/debugger" \
+timeout -k 5 "${LIMIT:-600}" "${apart[@]}" chroot "$root" /usr/bin/bochs-bin -q -f "$inside/bochsrc" -rc "$inside/debugger" \
   > "$work/bochs" 2>&1 < /dev/null || true
 
 tr -d '\r' < "$work/output" | sed '/^status /d'
