@@ -44,11 +44,15 @@ test-go: $(VENV)/go ## Go: vet, unit tests, race detector, pointer checks
 
 .PHONY: test-python
 test-python: $(VENV)/tested ## Python: parity with the installed torch, bit for bit, in engines and trainers too
-	ROUNDPIPE_GO_REQUIRE_ENGINES=1 $(BIN)/python -m pytest -q -m "not slow" tests
+	ROUNDPIPE_GO_REQUIRE_ENGINES=1 $(BIN)/python -m pytest -q -m "not slow and not huge" tests
 
 .PHONY: test-all
-test-all: test ## the long matrix as well
+test-all: test test-huge ## the long matrix as well
 	ROUNDPIPE_GO_REQUIRE_ENGINES=1 $(BIN)/python -m pytest -q -m slow tests
+
+.PHONY: test-huge
+test-huge: $(VENV)/tested ## tensors of more than 2^31 and 2^32 elements, in little memory
+	ROUNDPIPE_GO_TEST_HUGE=1 $(BIN)/python -m pytest -q -m huge tests/test_huge.py
 
 .PHONY: test-cpu
 test-cpu: $(VENV)/tested ## dispatch and bits on CPUs without AVX2, FMA, AVX-512, played by qemu-user (5 minutes)
@@ -80,7 +84,7 @@ TORCH ?= 2.6.0
 test-torch: $(VENV)/go ## the Python suite on another torch: make test-torch TORCH=2.6.0
 	$(PYTHON) -m venv $(VENV)-torch-$(TORCH)
 	$(VENV)-torch-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" ".[test,examples]"
-	$(VENV)-torch-$(TORCH)/bin/python -m pytest -q -m "not slow" tests --ignore tests/ecosystem -o cache_dir=$(VENV)-torch-$(TORCH)/cache
+	$(VENV)-torch-$(TORCH)/bin/python -m pytest -q -m "not slow and not huge" tests -o cache_dir=$(VENV)-torch-$(TORCH)/cache
 
 # ---- building
 
