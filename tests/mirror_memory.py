@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import roundpipe_go
 from cases import SERIAL_BELOW
 from mirror import DECAYS, EPSS, LRS, SEEDS, MirrorBase, UsersError, values
-from oracle import TORCH_CLASS, bits, params_of
+from oracle import TORCH_CLASS, params_of
 
 WIDE_SHAPES = st.sampled_from([(), (0,), (3,), (4, 5), (2, 3, 1), (2, 3, 4, 5), (33,)])
 DTYPES = st.sampled_from([*[torch.float32] * 4, torch.float64, torch.complex64, torch.complex128, torch.bfloat16])
@@ -145,9 +145,8 @@ class MemoryRules(MirrorBase):
         self.make_twins(make_params, ours, options)
 
     def refused(self, before):
-        """What torch alone computes it may leave half done, and then so do we; ``equal`` compares."""
-        if all(torch.equal(bits(tensor), bits(values)) for _, tensor, values in before):
-            self.copy_ours_to_torch()
+        """What torch computes may be left half done."""
+        self.copy_ours_to_torch()
 
     @rule(threads=st.sampled_from([None, 1, 2, 7]), backend=st.sampled_from([None, *roundpipe_go.available_backends()]))
     def change_settings_of_ours(self, threads, backend):
