@@ -42,36 +42,49 @@ type Config[T kernel.Float] struct {
 // The error is an *UnservedError if a row is well formed but must be left to torch. After a panic, which comes back as an
 // error too, elements may have been written; the counters have not.
 func Step[T kernel.Float](params []Param[T], groups []Group, config Config[T]) error {
+	run, err := Prepare(params, groups, config)
+	if err != nil {
+		return err
+	}
+	return run()
+}
+
+// Prepare is Step in two parts: all that can be refused is refused here, and the function it returns updates. So a caller can
+// have several steps taken all or none.
+func Prepare[T kernel.Float](params []Param[T], groups []Group, config Config[T]) (run func() error, err error) {
 	mxcsr := kernel.MXCSR()&kernel.ControlMask | kernel.NearestNoFlush
 	steppers, err := newSteppers(groups, config, mxcsr)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	numel := 0
 	for i := range params {
 		if err := params[i].check(i, groups); err != nil {
-			return err
+			return nil, err
 		}
 		numel += len(params[i].Param)
 	}
+	return func() error {
+		if err := update(params, steppers, numel, config); err != nil {
+			return err
+		}
+		for i := range params {
+			params[i].Step.set(groups[params[i].Group].Scalars.Step)
+		}
+		return nil
+	}, nil
+}
 
-	update := func(s span, tile *kernel.Tile[T]) {
+func update[T kernel.Float](params []Param[T], steppers []stepper[T], numel int, config Config[T]) error {
+	step := func(s span, tile *kernel.Tile[T]) {
 		row := &params[s.row]
 		steppers[row.Group].step(row.part(s.begin, s.end), tile)
 	}
 	threads := min(config.Threads, maxThreads)
 	if threads > 1 && numel >= max(serialBelow, rowElements*len(params)) && !rowsOverlap(params) {
-		err = updateParallel(params, pieceLen(numel, threads), threads, config.Team, update)
-	} else {
-		err = updateSerial(params, update)
+		return updateParallel(params, pieceLen(numel, threads), threads, config.Team, step)
 	}
-	if err != nil {
-		return err
-	}
-	for i := range params {
-		params[i].Step.set(groups[params[i].Group].Scalars.Step)
-	}
-	return nil
+	return updateSerial(params, step)
 }
 
 // stepper is a group ready to run: its kernel and its narrowed scalars.
@@ -144,26 +157,26 @@ func borrowTile[T kernel.Float]() *kernel.Tile[T] {
 func returnTile[T kernel.Float](tile *kernel.Tile[T]) { tilesOf[T]().Put(tile) }
 
 // updateSerial runs the rows in order on the calling thread.
-func updateSerial[T kernel.Float](params []Param[T], update func(span, *kernel.Tile[T])) error {
+func updateSerial[T kernel.Float](params []Param[T], step func(span, *kernel.Tile[T])) error {
 	return runPieces(1, 1, nil, func(int) {
 		tile := borrowTile[T]()
 		defer returnTile(tile)
 		for row := range params {
 			numel := len(params[row].Param)
 			for begin := 0; begin < numel; begin += maxSpan {
-				update(span{row, begin, min(begin+maxSpan, numel)}, tile)
+				step(span{row, begin, min(begin+maxSpan, numel)}, tile)
 			}
 		}
 	})
 }
 
-func updateParallel[T kernel.Float](params []Param[T], length, threads int, team Team, update func(span, *kernel.Tile[T])) error {
+func updateParallel[T kernel.Float](params []Param[T], length, threads int, team Team, step func(span, *kernel.Tile[T])) error {
 	p := newPlan(params, length)
 	return runPieces(p.pieces(), threads, team, func(piece int) {
 		tile := borrowTile[T]()
 		defer returnTile(tile)
 		for _, s := range p.piece(piece) {
-			update(s, tile)
+			step(s, tile)
 		}
 	})
 }

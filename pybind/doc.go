@@ -8,9 +8,19 @@
 //
 // # The tables
 //
-// Elements are of one dtype in a call: 0 float32, 1 float64. A step with both is two calls.
+// Step reads tables of native-endian 64-bit words, packed by python/roundpipe_go/_descriptors.py and by step.c. A call is nine int64:
 //
-// Step reads two tables of native-endian 64-bit words, packed by python/roundpipe_go/_descriptors.py and by step.c. A row is eight int64:
+//	0 rows             address of its rows
+//	1 numRows
+//	2 groups           address of its groups
+//	3 numGroups
+//	4 dtype            of the elements: 0 float32, 1 float64; a step with both is two calls
+//	5 threads
+//	6 backend          kernel.Backend
+//	7 arithmetic       kernel.Arithmetic
+//	8 squareRoot       kernel.SquareRoot
+//
+// A row is eight int64:
 //
 //	0 param            address of elements
 //	1 grad             "

@@ -154,3 +154,16 @@ func sameValues[T kernel.Float](t testing.TB, id string, got, want []T) {
 		}
 	}
 }
+
+// stepOne is Step of one call.
+func stepOne(rows, numRows, groups, numGroups, dtype, threads, backend, arithmetic, squareRoot int64) (int64, error) {
+	return Step(tableOf(call{rows, numRows, groups, numGroups, dtype, threads, backend, arithmetic, squareRoot}), 1)
+}
+
+var kept []call // on the heap, where Go moves nothing
+
+// tableOf is the address of a table of calls, until the next.
+func tableOf(calls ...call) int64 {
+	kept = calls
+	return int64(uintptr(unsafe.Pointer(unsafe.SliceData(kept))))
+}

@@ -116,7 +116,7 @@ func FuzzStep(f *testing.F) {
 		tables.used = 0
 		rowTable, groupTable := tables.rows(rows...), tables.groups(groups...)
 
-		unserved, err := Step(rowTable, int64(len(rows)), groupTable, int64(len(groups)), dtype, 2, backend, arithmetic, squareRoot)
+		unserved, err := stepOne(rowTable, int64(len(rows)), groupTable, int64(len(groups)), dtype, 2, backend, arithmetic, squareRoot)
 		switch {
 		case err != nil:
 			assert.NotContains(t, err.Error(), "panic")

@@ -99,7 +99,7 @@ func testStepCallsTheLibrary[T kernel.Float](t *testing.T) {
 		for i := range want { // with these scalars: param - exp_avg/root, and the root of exp_avg_sq is itself
 			want[i] -= values(r.expAvg)[i] / values(r.expAvgSq)[i]
 		}
-		unserved, err := Step(a.rows(r), 1, a.groups(g), 1, codeOf[T](), 1, int64(b), 0, int64(kernel.Library))
+		unserved, err := stepOne(a.rows(r), 1, a.groups(g), 1, codeOf[T](), 1, int64(b), 0, int64(kernel.Library))
 		require.NoError(t, err)
 		require.Zero(t, unserved)
 		sameValues(t, fmt.Sprintf("%v: param", b), values(r.param), want)

@@ -22,19 +22,36 @@ const (
 	float64Code
 )
 
-// Step runs one step over the rows at address rows with the groups at address groups; doc.go has both tables. All rows are of
-// one dtype.
+// Step runs the steps of the table at address calls, all or none: doc.go has the tables. Their tensors must not share memory.
 //
-// It returns 0 when all is updated, and k > 0 when row k-1 is not one for the kernels and nothing was changed.
-func Step(rows, numRows, groups, numGroups, dtype, threads, backend, arithmetic, squareRoot int64) (unserved int64, err error) {
+// It returns 0 when all is updated, and k > 0 when row k-1 of a call is not one for the kernels and nothing was changed.
+func Step(calls, numCalls int64) (unserved int64, err error) {
 	defer recoverTo(&err)
-	switch dtype {
-	case float32Code:
-		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmsSqrt, &params32)
-	case float64Code:
-		return step(rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot, vmdSqrt, &params64)
+	table, err := memory[call]("the call table", calls, numCalls)
+	if err != nil {
+		return 0, fmt.Errorf("pybind: %w", err)
 	}
-	return 0, unknownDtype(dtype)
+	return steps(table)
+}
+
+// call mirrors a call of doc.go, word for word.
+type call struct {
+	rows, numRows, groups, numGroups, dtype, threads, backend, arithmetic, squareRoot int64
+}
+
+func steps(calls []call) (unserved int64, err error) {
+	if len(calls) == 0 {
+		return 0, nil
+	}
+	others := func() (int64, error) { return steps(calls[1:]) }
+	switch c := &calls[0]; c.dtype {
+	case float32Code:
+		return step(c, vmsSqrt, &params32, others)
+	case float64Code:
+		return step(c, vmdSqrt, &params64, others)
+	default:
+		return 0, unknownDtype(c.dtype)
+	}
 }
 
 func unknownDtype(dtype int64) error {
@@ -44,12 +61,13 @@ func unknownDtype(dtype int64) error {
 // The params of calls that are over, for the next to write over: a step has thousands.
 var params32, params64 sync.Pool
 
-func step[T kernel.Float](rows, numRows, groups, numGroups, threads, backend, arithmetic, squareRoot int64, library func() kernel.LibrarySquareRoot[T], pool *sync.Pool) (unserved int64, err error) {
-	config, err := newConfig(threads, backend, arithmetic, squareRoot, library)
+// step checks a call, then has the others checked and taken, then takes its own.
+func step[T kernel.Float](c *call, library func() kernel.LibrarySquareRoot[T], pool *sync.Pool, others func() (int64, error)) (unserved int64, err error) {
+	config, err := newConfig(c.threads, c.backend, c.arithmetic, c.squareRoot, library)
 	if err != nil {
 		return 0, err
 	}
-	goGroups, err := convert("group", groups, numGroups, nil, newGroup)
+	groups, err := convert("group", c.groups, c.numGroups, nil, newGroup)
 	if err != nil {
 		return 0, err
 	}
@@ -61,15 +79,21 @@ func step[T kernel.Float](rows, numRows, groups, numGroups, threads, backend, ar
 		clear(*params) // Go may come to own memory at these addresses, and its collector would take them for pointers
 		pool.Put(params)
 	}()
-	*params, err = convert("row", rows, numRows, *params, newParam[T])
+	*params, err = convert("row", c.rows, c.numRows, *params, newParam[T])
 	if err != nil {
 		return 0, err
 	}
-	err = goadam.Step(*params, goGroups, config)
+	run, err := goadam.Prepare(*params, groups, config)
 	if u := (*goadam.UnservedError)(nil); errors.As(err, &u) {
 		return int64(u.Param) + 1, nil
 	}
-	return 0, err
+	if err != nil {
+		return 0, err
+	}
+	if unserved, err := others(); unserved != 0 || err != nil {
+		return unserved, err
+	}
+	return 0, run()
 }
 
 // Sqrt writes the square roots of numel elements at address x to address y, the way a step with these settings takes them.

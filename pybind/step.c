@@ -28,9 +28,12 @@ typedef struct {
 enum { NO_DECAY, L2_DECAY, DECOUPLED_DECAY, AMSGRAD = 1 << 2, MAXIMIZE = 1 << 3 };
 enum { FLOAT32, FLOAT64 };
 
+typedef struct {
+	int64_t rows, num_rows, groups, num_groups, dtype, threads, backend, arithmetic, square_root;
+} call;
+
 // roundpipe_go_step is pybind.Step. It returns -1 with the error's text in message.
-extern int64_t roundpipe_go_step(int64_t rows, int64_t num_rows, int64_t groups, int64_t num_groups, int64_t dtype, int64_t threads,
-                                 int64_t backend, int64_t arithmetic, int64_t square_root, char *message, int64_t size);
+extern int64_t roundpipe_go_step(int64_t calls, int64_t num_calls, char *message, int64_t size);
 
 // What Python's group of parameters says.
 typedef struct {
@@ -43,7 +46,8 @@ enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, STEP, MAX_EXP_AVG_SQ, NUM_TENSORS };
 // A parameter that has a gradient. All are references.
 typedef struct {
 	PyObject *tensors[NUM_TENSORS]; // the maximum is NULL without amsgrad
-	PyObject *entry;                // of the optimizer's state
+	PyObject *storages[NUM_TENSORS]; // of a long step, else NULL
+	PyObject *entry;                 // of the optimizer's state
 	Py_ssize_t options;
 } item;
 
@@ -53,8 +57,14 @@ typedef struct {
 	row *rows;
 	group *groups;
 	Py_ssize_t num_options, num_items, room_items, num_groups, room_groups;
+	int64_t numel;
 	int dtype; // -1 before the first tensor
 } step;
+
+// LONG_STEP, in elements, is some half a millisecond. A shorter step keeps the GIL: to get it back from a thread that computes
+// in Python may take 5 ms, Python's switch interval, and nobody can wait for it in vain for longer. Meanwhile no thread can free the
+// memory of a tensor, by giving it another or by resizing it. In a long one, storages are held.
+#define LONG_STEP ((int64_t)1 << 20)
 
 // How far ahead memory is asked for, in parameters.
 enum { AHEAD = 4 };
@@ -65,6 +75,7 @@ enum { MAX_COUNTS = 64 };
 static PyObject *grad_name, *params_name, *lr_name, *betas_name, *eps_name, *weight_decay_name, *amsgrad_name,
     *maximize_name, *decoupled_name, *foreach_name, *fused_name, *capturable_name, *differentiable_name;
 static PyObject *state_names[NUM_TENSORS];
+static PyObject *untyped_storage; // the unbound method of Tensor
 
 // Each of the following returns 1 for yes, 0 for no ("not plain": Python decides), -1 with an exception.
 
@@ -293,7 +304,7 @@ static int group_at(step *s, const options *o, double count, Py_ssize_t first, i
 static int add_row(step *s, const item *it, Py_ssize_t first, row *out) {
 	const options *o = &s->options[it->options];
 	dl_tensor p, t;
-	int64_t one, index;
+	int64_t one, index = 0;
 	*out = (row){0};
 	if (!tensor_is_plain(it->tensors[PARAM]) || !tensor_view(it->tensors[PARAM], &p) || !dense(&p, &out->numel))
 		return 0;
@@ -314,6 +325,7 @@ static int add_row(step *s, const item *it, Py_ssize_t first, row *out) {
 	    (t.type_bits != 32 && t.type_bits != 64) || !dense(&t, &one) || one != 1)
 		return 0;
 	out->step = (int64_t)(intptr_t)t.data;
+	s->numel += out->numel;
 	double count = t.type_bits == 32 ? (double)(*(const float *)t.data + 1.0f) : *(const double *)t.data + 1.0;
 	int found = group_at(s, o, count, first, &index);
 	out->layout = index | (t.type_bits == 64 ? STEP_FLOAT64 : 0);
@@ -322,8 +334,8 @@ static int add_row(step *s, const item *it, Py_ssize_t first, row *out) {
 
 static int add_rows(step *s) {
 	Py_ssize_t first = 0;
-	s->rows = PyMem_Malloc(sizeof *s->rows * ((size_t)s->num_items + 1));
-	if (s->rows == NULL) {
+	s->numel = s->num_groups = 0;
+	if (s->rows == NULL && (s->rows = PyMem_Malloc(sizeof *s->rows * ((size_t)s->num_items + 1))) == NULL) {
 		PyErr_NoMemory();
 		return -1;
 	}
@@ -339,6 +351,17 @@ static int add_rows(step *s) {
 		if (plain <= 0)
 			return plain;
 	}
+	return 1;
+}
+
+// hold_storages takes references to the memory itself: what a tensor has when another thread gives it other memory.
+static int hold_storages(step *s) {
+	for (Py_ssize_t i = 0; i < s->num_items; i++)
+		for (int k = 0; k < NUM_TENSORS; k++) {
+			PyObject *tensor = s->items[i].tensors[k];
+			if (tensor != NULL && (s->items[i].storages[k] = PyObject_CallOneArg(untyped_storage, tensor)) == NULL)
+				return -1;
+		}
 	return 1;
 }
 
@@ -393,11 +416,11 @@ static int run(step *s, PyObject *settings, long threads, long backend) {
 		return 0;
 	if (!PyArg_ParseTuple(settings, "ll", &arithmetic, &square_root))
 		return -1;
-	int64_t unserved;
-	Py_BEGIN_ALLOW_THREADS;
-	unserved = roundpipe_go_step((int64_t)(intptr_t)s->rows, s->num_items, (int64_t)(intptr_t)s->groups, s->num_groups, s->dtype,
-	                             threads, backend, arithmetic, square_root, message, sizeof message);
-	Py_END_ALLOW_THREADS;
+	call c = {(intptr_t)s->rows, s->num_items, (intptr_t)s->groups, s->num_groups, s->dtype, threads, backend, arithmetic, square_root};
+	PyThreadState *released = s->numel < LONG_STEP ? NULL : PyEval_SaveThread();
+	int64_t unserved = roundpipe_go_step((intptr_t)&c, 1, message, sizeof message);
+	if (released != NULL)
+		PyEval_RestoreThread(released);
 	if (unserved < 0) {
 		PyErr_SetString(PyExc_RuntimeError, message);
 		return -1;
@@ -410,8 +433,10 @@ static int run(step *s, PyObject *settings, long threads, long backend) {
 
 static void clear(step *s) {
 	for (Py_ssize_t i = 0; i < s->num_items; i++) {
-		for (int k = 0; k < NUM_TENSORS; k++)
+		for (int k = 0; k < NUM_TENSORS; k++) {
 			Py_XDECREF(s->items[i].tensors[k]);
+			Py_XDECREF(s->items[i].storages[k]);
+		}
 		Py_DECREF(s->items[i].entry);
 	}
 	PyMem_Free(s->options);
@@ -437,6 +462,11 @@ static PyObject *step_plain(PyObject *module, PyObject *const *args, Py_ssize_t 
 		plain = find_state(&s);
 	if (plain > 0)
 		plain = add_rows(&s);
+	if (plain > 0 && s.numel >= LONG_STEP) {
+		plain = hold_storages(&s);
+		if (plain > 0)
+			plain = add_rows(&s); // again: the call may have let another thread run
+	}
 	if (plain > 0)
 		plain = counters_differ(&s);
 	if (plain > 0 && s.num_items > 0)
@@ -462,6 +492,8 @@ PyObject *roundpipe_go_plain_step(PyObject *capsule, PyObject *tensor, PyObject 
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
 			return NULL;
+	if ((untyped_storage = PyObject_GetAttrString(tensor, "untyped_storage")) == NULL)
+		return NULL;
 	if (tensor_install(capsule, tensor, parameter, places) != 0)
 		return NULL;
 	return PyCFunction_New(&method, NULL);

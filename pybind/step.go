@@ -8,9 +8,8 @@ import "unsafe"
 // roundpipe_go_step is Step for step.c, which has let the GIL go. An error is -1, and its text is in message, of size bytes.
 //
 //export roundpipe_go_step
-func roundpipe_go_step(rows, numRows, groups, numGroups, dtype, threads, backend, arithmetic, squareRoot C.int64_t, message *C.char, size C.int64_t) C.int64_t {
-	unserved, err := Step(int64(rows), int64(numRows), int64(groups), int64(numGroups), int64(dtype), int64(threads),
-		int64(backend), int64(arithmetic), int64(squareRoot))
+func roundpipe_go_step(calls, numCalls C.int64_t, message *C.char, size C.int64_t) C.int64_t {
+	unserved, err := Step(int64(calls), int64(numCalls))
 	if err != nil {
 		text := unsafe.Slice((*byte)(unsafe.Pointer(message)), int(size))
 		text[copy(text[:len(text)-1], err.Error())] = 0

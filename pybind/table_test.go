@@ -45,7 +45,7 @@ func TestMemoryRefusesWhatNoAddressHolds(t *testing.T) {
 }
 
 func stepFloat32(a *arena, rows []row, groups []group) (int64, error) {
-	return Step(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), float32Code, 1, 0, 0, 0)
+	return stepOne(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), float32Code, 1, 0, 0, 0)
 }
 
 // TestStepReadsTheTables compares a step through the tables with one through goadam, for every word of them.
@@ -88,7 +88,7 @@ func testStepReadsTheTables[T kernel.Float](t *testing.T) {
 		rows, params = append(rows, r), append(params, p)
 	}
 
-	unserved, err := Step(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), codeOf[T](), 1, 0, 0, 0)
+	unserved, err := stepOne(a.rows(rows...), int64(len(rows)), a.groups(groups...), int64(len(groups)), codeOf[T](), 1, 0, 0, 0)
 	require.NoError(t, err)
 	require.Zero(t, unserved)
 	require.NoError(t, goadam.Step(params, goGroups, goadam.Config[T]{}))
@@ -149,6 +149,46 @@ func TestRefusedTablesChangeNothing(t *testing.T) {
 	}
 }
 
+// TestStepTakesAllCallsOrNone has float32 rows in one call and float64 rows in another, of which the last may be spoilt.
+func TestStepTakesAllCallsOrNone(t *testing.T) {
+	for _, c := range []struct {
+		desc     string
+		spoil    func(last *row)
+		unserved int64
+		err      string
+	}{
+		{"both", func(*row) {}, 0, ""},
+		{"a row for torch", func(last *row) { last.grad = last.param }, 2, ""},
+		{"a wrong row", func(last *row) { last.layout = 1 }, 0, "goadam: param 1: group is 1, want 0 to 0"},
+	} {
+		for swapped := range 2 {
+			a := newArena(t, 1<<16)
+			singles, doubles := []row{a.newRow(20), a.newRow(20)}, []row{newRow[float64](a, 20), newRow[float64](a, 20)}
+			before, used := string(a.bytes), a.used
+			c.spoil(&doubles[1])
+			groups := a.groups(seventhStep(0))
+			calls := []call{{a.rows(singles...), 2, groups, 1, float32Code, 1, 0, 0, 0}, {a.rows(doubles...), 2, groups, 1, float64Code, 1, 0, 0, 0}}
+			if swapped == 1 {
+				calls[0], calls[1] = calls[1], calls[0]
+			}
+			unserved, err := Step(tableOf(calls...), 2)
+			assert.Equal(t, c.unserved, unserved, c.desc)
+			if c.err != "" {
+				assert.EqualError(t, err, c.err)
+			} else {
+				assert.NoError(t, err, c.desc)
+			}
+			if c.unserved == 0 && c.err == "" {
+				assert.Equal(t, []float32{7, 7}, []float32{a.float32(singles[0].step, 0), a.float32(doubles[1].step, 0)}, c.desc)
+			} else {
+				assert.Equal(t, before[:used], string(a.bytes[:used]), "%s, swapped=%d: something was written", c.desc, swapped)
+			}
+		}
+	}
+	_, err := Step(0, 1)
+	assert.EqualError(t, err, "pybind: the call table is at 0x0 with 1 elements, want an address that holds them")
+}
+
 func TestUnservedRowIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		desc  string
@@ -187,7 +227,7 @@ func TestSettingsAreChecked(t *testing.T) {
 		{0, 0, int64(kernel.Library), "goadam: group 0: kernel: square root library needs a function"},
 	} {
 		a := newArena(t, 1<<12)
-		_, err := Step(0, 0, a.groups(seventhStep(0)), 1, float32Code, 1, c.backend, c.arithmetic, c.squareRoot)
+		_, err := stepOne(0, 0, a.groups(seventhStep(0)), 1, float32Code, 1, c.backend, c.arithmetic, c.squareRoot)
 		assert.EqualError(t, err, c.want)
 	}
 }
@@ -196,7 +236,7 @@ func TestDtypeIsChecked(t *testing.T) {
 	a := newArena(t, 1<<12)
 	for _, dtype := range []int64{-1, 2, 256, math.MaxInt64} {
 		want := fmt.Sprintf("pybind: dtype is %d, want 0 to 1", dtype)
-		_, err := Step(0, 0, a.groups(seventhStep(0)), 1, dtype, 1, 0, 0, 0)
+		_, err := stepOne(0, 0, a.groups(seventhStep(0)), 1, dtype, 1, 0, 0, 0)
 		assert.EqualError(t, err, want)
 		_, err = Sqrt(0, 0, 0, dtype, 0, 0)
 		assert.EqualError(t, err, want)
@@ -209,7 +249,7 @@ func TestFloat64NeedsItsAlignment(t *testing.T) {
 	a := newArena(t, 1<<12)
 	r := newRow[float64](a, 20)
 	r.grad += 4
-	unserved, err := Step(a.rows(r), 1, a.groups(seventhStep(0)), 1, float64Code, 1, 0, 0, 0)
+	unserved, err := stepOne(a.rows(r), 1, a.groups(seventhStep(0)), 1, float64Code, 1, 0, 0, 0)
 	assert.NoError(t, err)
 	assert.EqualValues(t, 1, unserved)
 }
@@ -225,10 +265,10 @@ func TestTablesAreChecked(t *testing.T) {
 		{0, 0, -8, 1, "pybind: the group table is at -0x8 with 1 elements, want an address that holds them"},
 		{0, 0, 4096, math.MaxInt64, "pybind: the group table has 9223372036854775807 elements, want 0 to what fits an address"},
 	} {
-		_, err := Step(c.rows, c.numRows, c.groups, c.numGroups, float32Code, 1, 0, 0, 0)
+		_, err := stepOne(c.rows, c.numRows, c.groups, c.numGroups, float32Code, 1, 0, 0, 0)
 		assert.EqualError(t, err, c.want)
 	}
-	unserved, err := Step(0, 0, 0, 0, float32Code, 1, 0, 0, 0)
+	unserved, err := stepOne(0, 0, 0, 0, float32Code, 1, 0, 0, 0)
 	assert.NoError(t, err, "no rows")
 	assert.Zero(t, unserved)
 }
@@ -242,9 +282,9 @@ func TestPanicsBecomeErrors(t *testing.T) {
 	closed := (&arena{bytes: page}).address(0)
 	const fault = "runtime error: invalid memory address or nil pointer dereference"
 
-	_, err = Step(closed, 1, 0, 0, float32Code, 1, 0, 0, 0)
+	_, err = stepOne(closed, 1, 0, 0, float32Code, 1, 0, 0, 0)
 	assert.EqualError(t, err, "pybind: panic: "+fault)
-	_, err = Step(0, 0, closed, 1, float32Code, 1, 0, 0, 0)
+	_, err = stepOne(0, 0, closed, 1, float32Code, 1, 0, 0, 0)
 	assert.EqualError(t, err, "pybind: panic: "+fault)
 	_, err = Sqrt(closed, closed+2048, 4, float32Code, 0, 0)
 	assert.EqualError(t, err, "pybind: panic: "+fault)
@@ -253,10 +293,10 @@ func TestPanicsBecomeErrors(t *testing.T) {
 		a := newArena(t, 1<<16)
 		r, good := a.newRow(4), a.newRow(4)
 		r.param = closed
-		_, err = Step(a.rows(r), 1, a.groups(seventhStep(0)), 1, float32Code, 1, int64(backend), 0, 0)
+		_, err = stepOne(a.rows(r), 1, a.groups(seventhStep(0)), 1, float32Code, 1, int64(backend), 0, 0)
 		assert.EqualError(t, err, "goadam: panic in the update: "+fault, "%v", backend)
 		assert.Equal(t, float32(6), a.float32(r.step, 0), "%v: the counter advanced", backend)
-		_, err = Step(a.rows(good), 1, a.groups(seventhStep(0)), 1, float32Code, 1, int64(backend), 0, 0)
+		_, err = stepOne(a.rows(good), 1, a.groups(seventhStep(0)), 1, float32Code, 1, int64(backend), 0, 0)
 		assert.NoError(t, err, "%v: the call after the panic", backend)
 		assert.Equal(t, float32(7), a.float32(good.step, 0), "%v: the call after the panic", backend)
 	}

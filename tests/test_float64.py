@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import roundpipe_go
 from cases import BETAS, SERIAL_BELOW, VARIANTS
+from native import native_steps
 from oracle import Twins, assert_equal_bits, randn_like
 from roundpipe_go import FallbackWarning, _binding, _torch_arithmetic
 from roundpipe_go._fallback import DECOUPLED_IN_ADAM
@@ -42,19 +44,10 @@ def parameters(*values: Tensor):
 
 
 @pytest.fixture
-def native_calls(monkeypatch) -> list[torch.dtype]:
-    """The dtypes of the native calls so far, without those by which torch's arithmetic is found out."""
-    for dtype in _binding.DTYPES:
-        torch_arithmetic(dtype)
-    calls: list[torch.dtype] = []
-    step = _binding.step
-
-    def counted(*arguments, dtype: torch.dtype, **keywords) -> int:
-        calls.append(dtype)
-        return step(*arguments, dtype=dtype, **keywords)
-
-    monkeypatch.setattr(_binding, "step", counted)
-    return calls
+def native_calls() -> Iterator[list[torch.dtype]]:
+    """The dtypes of the native steps so far."""
+    with native_steps() as dtypes:
+        yield dtypes
 
 
 @variants(FEW)

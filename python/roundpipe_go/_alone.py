@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from threading import get_ident
 
 from torch.optim import Optimizer
 
 _owners: dict[int, int] = {}
 """The thread that is in a step of an optimizer, by the optimizer's id."""
+
+os.register_at_fork(after_in_child=_owners.clear)  # the threads are not there
 
 
 class Alone:
@@ -21,14 +25,32 @@ class Alone:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._id = id(optimizer)
+        self._optimizer = optimizer  # as long as the frame of a step is there
+        self._outermost = False
 
     def __enter__(self) -> None:
-        if _owners.setdefault(self._id, get_ident()) != get_ident():  # setdefault is atomic
+        thread, key = get_ident(), id(self._optimizer)
+        self._outermost = key not in _owners
+        owner = _owners.setdefault(key, thread)  # atomic
+        if owner == thread:
+            return
+        if _is_in_a_step(owner, self._optimizer):
             raise RuntimeError(
                 "roundpipe_go: another thread is in a step of this optimizer, and nothing of this step was done; "
                 "let one thread step it, or hold a lock around step()"
             )
+        _owners[key], self._outermost = thread, True  # Ctrl-C came between the two bytecodes that would have let go of it
 
     def __exit__(self, *_: object) -> None:
-        _owners.pop(self._id, None)
+        if self._outermost:
+            _owners.pop(id(self._optimizer), None)
+
+
+def _is_in_a_step(thread: int, optimizer: Optimizer) -> bool:
+    """Whether one of the thread's frames holds an ``Alone`` of the optimizer."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name in ("step", "_step") and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False

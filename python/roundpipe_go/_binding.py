@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import json
 import os
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -107,8 +109,10 @@ def library_square_root(dtype: torch.dtype) -> bool:
 
 
 def plain_step() -> PlainStep | None:
-    """The function ``step`` of pybind/step.c, which has its description; None in a forked child, and with a torch that lacks what
-    it needs: DLPack's C exchange API came in 2.10 or so."""
+    """The function ``step`` of pybind/step.c, which has its description.
+
+    None in a forked child, and with a torch that lacks what it needs: DLPack's C exchange API came in 2.10 or so.
+    """
     return None if _forked else _plain_step()
 
 
@@ -132,28 +136,21 @@ def sqrt(y: int, x: int, numel: int, *, dtype: torch.dtype, backend: int, square
     _module().Sqrt(y, x, numel, DTYPES.index(dtype), backend, square_root)
 
 
-def step(
-    rows: int,
-    num_rows: int,
-    groups: int,
-    num_groups: int,
-    *,
-    dtype: torch.dtype,
-    threads: int,
-    backend: int,
-    arithmetic: int,
-    square_root: int,
-) -> int:
-    """One step over the tables at the given addresses, without the GIL; ``pybind/doc.go`` describes them.
+Call = tuple[int, int, int, int, int, int, int, int, int]
+"""The words of a call in ``pybind/doc.go``."""
+
+
+def step(calls: Sequence[Call]) -> int:
+    """Takes the steps of all calls, or of none, without the GIL.
 
     Returns:
-        0 when all is updated; k > 0 when row k-1 is not for the kernels and nothing was changed.
+        0 when all is updated; k > 0 when row k-1 of a call is not for the kernels and nothing was changed.
 
     Raises:
         RuntimeError: the tables are wrong, or the update failed.
     """
-    code = DTYPES.index(dtype)
-    return int(_module().Step(rows, num_rows, groups, num_groups, code, threads, backend, arithmetic, square_root))
+    table = array("q", itertools.chain.from_iterable(calls))
+    return int(_module().Step(table.buffer_info()[0], len(calls)))
 
 
 def build_info() -> dict[str, Any]:

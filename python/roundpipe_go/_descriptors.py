@@ -144,6 +144,7 @@ class Table:
         self.rows = array("q")
         self.groups = array("d")
         self.tensors: list[Tensor] = []
+        self._storages: list[torch.UntypedStorage] = []
 
     @property
     def num_rows(self) -> int:
@@ -218,6 +219,8 @@ class Table:
 
     def add_row(self, tensors: Sequence[Tensor], step: Tensor, group: int) -> None:
         """Adds one parameter that ``unserved`` has found nothing against."""
+        # Held before the addresses are read: another thread may give a tensor other memory, as ``param.data = ...`` does.
+        self._storages += [tensor.untyped_storage() for tensor in (*tensors, step)]
         param, grad, exp_avg, exp_avg_sq, *max_exp_avg_sq = tensors
         numel = param.numel()
         self.rows.extend(
@@ -234,18 +237,18 @@ class Table:
         )
         self.tensors += tensors
 
-    def run(self, *, threads: int, backend: int, arithmetic: int, square_root: int) -> int:
-        """The native call over all rows, with the codes of Go; returns and raises what ``_binding.step`` does."""
-        return _binding.step(
+    def call(self, *, threads: int, backend: int, arithmetic: int, square_root: int) -> _binding.Call:
+        """What ``_binding.step`` takes for all rows, with the codes of Go."""
+        return (
             self.rows.buffer_info()[0],
             self.num_rows,
             self.groups.buffer_info()[0],
             self.num_groups,
-            dtype=self.dtype,
-            threads=threads,
-            backend=backend,
-            arithmetic=arithmetic,
-            square_root=square_root,
+            _binding.DTYPES.index(self.dtype),
+            threads,
+            backend,
+            arithmetic,
+            square_root,
         )
 
 

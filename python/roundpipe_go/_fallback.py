@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor
 # torch/optim/__init__.py deletes the attributes torch.optim.adam and adamw; the modules are reached by import alone.
 from torch.optim.adam import adam as _adam
 from torch.optim.adamw import adamw as _adamw
+
+from . import _binding
 
 DECOUPLED_IN_ADAM = "decoupled_weight_decay" in inspect.signature(_adam).parameters
 """False in torch 2.6, where AdamW computes in a function of its own and its groups have no such option."""
@@ -50,6 +53,20 @@ def warn(reason: str, params: Sequence[Tensor]) -> None:
     message = f"roundpipe_go: torch.optim computes {count} of this step, the first {first}: {reason}"
     warnings.warn(message, FallbackWarning, stacklevel=level)
     _warned.add(reason)
+
+
+@contextlib.contextmanager
+def existing_threads() -> Iterator[None]:
+    """A context in which torch's operations use no threads that a fork has left behind, and would wait for without an end."""
+    threads = torch.get_num_threads()
+    if not _binding.forked() or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def torch_adam(lists: Sequence[list[Tensor]], options: dict[str, Any]) -> None:

@@ -147,14 +147,9 @@ class Kernels:
             self._settings = {"threads": threads, "backend": backend, "arithmetic": codes[0], "square_root": codes[1]}
             KNOWN[square_root][_binding.DTYPES.index(dtype)] = codes
 
-    def run(self) -> bool:
-        """One native call. Returns False if it refused, with nothing changed: a row's tensors share memory with each other."""
-        if self.table.num_rows == 0:
-            return True
-        if self.table.run(**self._settings):
-            return False
-        increment_version(self.written)
-        return True
+    def call(self) -> _binding.Call:
+        """What ``_binding.step`` takes for the table."""
+        return self.table.call(**self._settings)
 
 
 class Step:
@@ -228,9 +223,14 @@ class Step:
             _run_by_torch([_Call(lists, options, _SHARED) for lists, options in self._added])
             return
         _run_by_torch(self._unserved)
-        for kernels in self._kernels.values():
-            if not kernels.run():
-                raise RuntimeError("roundpipe_go: the kernels refused tensors that had been found fit; please report it")
+        served = [kernels for kernels in self._kernels.values() if kernels.table.num_rows > 0]
+        if not served:
+            return
+        calls = [kernels.call() for kernels in served]
+        # Before the call: Ctrl-C after it would leave written tensors with old versions.
+        increment_version([tensor for kernels in served for tensor in kernels.written])
+        if _binding.step(calls):
+            raise RuntimeError("roundpipe_go: the kernels refused tensors that had been found fit; please report it")
 
     def _order_matters(self) -> bool:
         """Whether a parameter is updated twice, or those who update after each other, kernels and torch, share memory."""

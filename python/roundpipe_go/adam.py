@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ._alone import Alone
-from ._fallback import DECOUPLED_IN_ADAM, torch_adam
+from ._fallback import DECOUPLED_IN_ADAM, existing_threads, torch_adam
 from ._plain import step_plain
 from ._step import Lists, Options, Step
 
@@ -86,12 +86,26 @@ class Adam(torch.optim.Adam):
             if closure is not None and step_plain(self):
                 return loss
             step = Step()
+            with existing_threads():
+                for group, lists, has_complex in self._init_groups():
+                    step.add(lists, {**self._options(group), "has_complex": has_complex})
+                step.run()
+        return loss
+
+    def _init_groups(self) -> list[tuple[dict[str, Any], Lists, bool]]:
+        """The groups, their tensors, and whether some are complex. State that is missing is made, all of it or none."""
+        without = [param for group in self.param_groups for param in group["params"] if not self.state.get(param)]
+        groups = []
+        try:
             for group in self.param_groups:
                 lists: Lists = ([], [], [], [], [], [])
                 has_complex = self._init_group(group, *self._init_arguments(group, lists))  # type: ignore[no-untyped-call]
-                step.add(lists, {**self._options(group), "has_complex": has_complex})
-            step.run()
-        return loss
+                groups.append((group, lists, has_complex))
+        except BaseException:  # out of memory, Ctrl-C, or a gradient that torch refuses
+            for param in without:
+                self.state.pop(param, None)
+            raise
+        return groups
 
     def _options(self, group: dict[str, Any]) -> Options:
         """The group's options under the names of the functional form, but for has_complex."""
@@ -178,9 +192,10 @@ def adam(
         "eps": eps,
         "maximize": maximize,
     }
-    if recording:  # torch refuses, or records
-        torch_adam(lists, options)
-        return
-    step = Step()
-    step.add(lists, options)
-    step.run()
+    with existing_threads():
+        if recording:  # torch refuses, or records
+            torch_adam(lists, options)
+            return
+        step = Step()
+        step.add(lists, options)
+        step.run()

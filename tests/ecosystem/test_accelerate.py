@@ -56,7 +56,7 @@ def test_prepare(name, mixed_precision):
         assert type(optimizer.optimizer) is optimizer_class
         return record(accelerator.unwrap_model(model), optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -72,7 +72,7 @@ def test_save_and_load_state(name, tmp_path):
         fit(accelerator, model, optimizer, schedule, batches[2:])
         return record(model, optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 def in_a_group(optimizer_class):

@@ -78,7 +78,7 @@ def test_fit(name, manual, precision, tmp_path):
         assert type(fitted.optimizers[0]) is optimizer_class
         return record(module, *fitted.optimizers)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -109,7 +109,7 @@ def test_checkpoint_goes_on(name, tmp_path):
         assert second.global_step == STEPS
         return record(module, *second.optimizers)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -126,4 +126,4 @@ def test_fabric(name):
             optimizer.step()
         return record(model, optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)

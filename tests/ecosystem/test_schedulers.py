@@ -71,7 +71,7 @@ def test_scheduler(name, scheduler, tensor_lr):
         assert len(set(rates)) > 1, f"the schedule never changed the rate: {rates}"
         return record(model, optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -96,4 +96,4 @@ def test_scheduler_resumes(name):
             schedule.step()
         return record(model, optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)

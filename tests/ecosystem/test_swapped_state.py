@@ -45,7 +45,7 @@ def test_step_on_swapped_tensors(name):
         assert_same_bits(record(model, optimizer), before)
         return copied(params), copied(state)
 
-    compare(train, name, native_steps=3)
+    compare(train, name, num_steps=3)
 
 
 def graph(optimizer_class, **options):

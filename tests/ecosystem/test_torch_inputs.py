@@ -87,7 +87,7 @@ def test_input_trains_with_the_same_bits(name, kwargs, flag):
     if flag == "foreach" and isinstance(kwargs.get("lr"), torch.Tensor):
         flag = None  # torch refuses the pair
     kwargs = kwargs | ({flag: True} if flag else {})
-    compare(lambda optimizer_class: train(optimizer_class, kwargs), name, native_steps=4)
+    compare(lambda optimizer_class: train(optimizer_class, kwargs), name, num_steps=4)
 
 
 @pytest.mark.parametrize(("name", "kwargs"), parameters(lambda item: ACCELERATORS_ONLY not in item.kwargs))

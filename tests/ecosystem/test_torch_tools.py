@@ -50,7 +50,7 @@ def test_stochastic_weight_averaging(name):
         update_bn([inputs for inputs, _ in make_batches(2)], average)
         return record(model, optimizer), copied(average.state_dict())
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -64,7 +64,7 @@ def test_exponential_moving_average(name):
             average.update_parameters(model)
         return record(model, optimizer), copied(average.state_dict())
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -91,7 +91,7 @@ def test_grad_scaler(name):
         assert scales == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**11]
         return record(model, optimizer)
 
-    compare(train, name, native_steps=STEPS - 1)
+    compare(train, name, num_steps=STEPS - 1)
 
 
 @both_classes
@@ -113,7 +113,7 @@ def test_optimizer_in_backward_by_hooks(name):
         assert all(param.grad is None for param in optimizers)
         return record(model, *optimizers.values())
 
-    compare(train, name, native_steps=STEPS * len(list(make_model().parameters())))
+    compare(train, name, num_steps=STEPS * len(list(make_model().parameters())))
 
 
 @both_classes
@@ -127,7 +127,7 @@ def test_apply_optimizer_in_backward(name):
             loss_of(model, batch).backward()
         return record(model, *_get_in_backward_optimizers(model))
 
-    compare(train, name, native_steps=STEPS * len(list(make_model().parameters())))
+    compare(train, name, num_steps=STEPS * len(list(make_model().parameters())))
 
 
 @both_classes
@@ -149,7 +149,7 @@ def test_host_copies(name):
                 param.data.copy_(host)
         return record(model, *optimizers.values())
 
-    compare(train, name, native_steps=STEPS * len(list(make_model().parameters())))
+    compare(train, name, num_steps=STEPS * len(list(make_model().parameters())))
 
 
 @both_classes
@@ -166,7 +166,7 @@ def test_data_loader_workers(name):
                 step(model, optimizer, batch)
         return record(model, optimizer)
 
-    compare(train, name, native_steps=6)
+    compare(train, name, num_steps=6)
 
 
 @both_classes
@@ -181,7 +181,7 @@ def test_lr_tensor_changed_in_place(name):
         assert optimizer.param_groups[0]["lr"] is lr
         return record(model, optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -219,7 +219,7 @@ def test_step_hooks(name):
         assert len(calls) == 4 * STEPS
         return record(model, optimizer), calls
 
-    compare(train, name, native_steps=STEPS + 1)
+    compare(train, name, num_steps=STEPS + 1)
 
 
 @both_classes
@@ -238,7 +238,7 @@ def test_pre_hook_replaces_the_closure(name):
         losses = [optimizer.step().item() for _ in range(STEPS)]
         return record(model, optimizer), losses
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -251,7 +251,7 @@ def test_profiler_names_the_step(name):
             step(model, optimizer, batch)
         return sorted(event.key for event in profile.key_averages() if event.key.startswith("Optimizer."))
 
-    compare(train, name, native_steps=1)
+    compare(train, name, num_steps=1)
     assert train(CLASSES[name][1]) == [f"Optimizer.step#{name}.step", f"Optimizer.zero_grad#{name}.zero_grad"]
 
 
@@ -295,5 +295,5 @@ def test_step_after_a_compiled_model(name):
             step(compiled, optimizer, batch)
         return record(model, optimizer)
 
-    compare(train, name, native_steps=3)
+    compare(train, name, num_steps=3)
     torch.compiler.reset()

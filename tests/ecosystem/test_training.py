@@ -51,15 +51,15 @@ def test_step_through_torch_is_refused():
 
 
 def test_native_steps_are_counted():
-    compare(train, "AdamW", native_steps=1)
+    compare(train, "AdamW", num_steps=1)
     with pytest.raises(AssertionError, match="steps in Go"):
-        compare(train, "AdamW", native_steps=2)
+        compare(train, "AdamW", num_steps=2)
 
 
 def test_wrong_bits_are_not_equal(monkeypatch):
     monkeypatch.setitem(CLASSES, "AdamW", (torch.optim.Adam, roundpipe_go.AdamW))
     with pytest.raises(AssertionError, match="want 0x"):
-        compare(train, "AdamW", native_steps=1)
+        compare(train, "AdamW", num_steps=1)
 
 
 def test_missing_engine(monkeypatch):

@@ -60,7 +60,7 @@ def test_optimizers_argument(name, scheduled, tmp_path):
         trainer.train()
         return record(model, optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -78,7 +78,7 @@ def test_optimizer_cls_and_kwargs_argument(name, tmp_path):
         trainer.train()
         return record(model, trainer.optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)
 
 
 @both_classes
@@ -100,4 +100,4 @@ def test_resume_from_checkpoint(name, tmp_path):
         assert trainer.state.global_step == STEPS
         return record(trainer.model, trainer.optimizer)
 
-    compare(train, name, native_steps=STEPS)
+    compare(train, name, num_steps=STEPS)

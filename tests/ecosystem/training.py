@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import roundpipe_go
-from roundpipe_go import _binding, _fallback
+from native import native_steps
+from roundpipe_go import _fallback
 
 CLASSES = {
     "Adam": (torch.optim.Adam, roundpipe_go.Adam),
@@ -97,33 +98,29 @@ def assert_same_bits(got: Any, want: Any, where: str = "") -> None:
 
 
 @contextlib.contextmanager
-def only_go() -> Iterator[mock.Mock]:
-    """Fails as soon as torch computes part of a step, and counts the native calls."""
+def only_go() -> Iterator[list[torch.dtype]]:
+    """Fails as soon as torch computes part of a step, and collects the dtypes of the native steps."""
 
     def refuse(reason: str, params: Sequence[Tensor]) -> None:
         raise AssertionError(f"torch computes part of a step: {reason}")
 
-    roundpipe_go.build_info()  # the first call finds out how torch rounds, with native steps of its own
-    with (
-        mock.patch.object(_fallback, "warn", refuse),
-        mock.patch.object(_binding, "step", wraps=_binding.step) as step,
-    ):
-        yield step
+    with mock.patch.object(_fallback, "warn", refuse), native_steps() as dtypes:
+        yield dtypes
 
 
-def compare(train: Callable[[type[torch.optim.Optimizer]], Any], name: str, *, native_steps: int) -> None:
+def compare(train: Callable[[type[torch.optim.Optimizer]], Any], name: str, *, num_steps: int) -> None:
     """Trains with both classes of a name and compares what ``train`` returns.
 
     Args:
         train: takes the class; everything else in it must be reproducible.
         name: key of ``CLASSES``.
-        native_steps: how often our class must have called Go, so that the comparison is not one of torch with torch.
+        num_steps: how often our class must have called Go, so that the comparison is not one of torch with torch.
     """
     torch_class, go_class = CLASSES[name]
     want = train(torch_class)
-    with only_go() as step:
+    with only_go() as dtypes:
         got = train(go_class)
-    assert step.call_count == native_steps, "steps in Go"
+    assert len(dtypes) == num_steps, "steps in Go"
     assert_same_bits(got, want)
 
 
@@ -139,9 +136,9 @@ def each_class(train: Callable[..., Any], *args: Any) -> dict[str, dict[str, Any
     results = {}
     for name, (torch_class, go_class) in CLASSES.items():
         want = train(torch_class, *args)
-        with only_go() as step:
+        with only_go() as dtypes:
             got = train(go_class, *args)
-        assert step.call_count > 0
+        assert len(dtypes) > 0
         results[name] = {"got": got, "want": want}
     return results
 
