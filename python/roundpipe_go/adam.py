@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback as dynamo
 from torch.compiler import is_compiling
 from torch.optim.optimizer import _use_grad_for_differentiable
 
@@ -62,7 +63,8 @@ class Adam(torch.optim.Adam):
                 of this optimizer.
             ValueError: a setting of ours in the environment is of no use.
         """
-        if closure is None and not is_compiling():
+        # Dynamo runs a frame without tensor operations, such as this one, uncompiled, where is_compiling() is False.
+        if closure is None and dynamo() is None:
             with Alone(self):
                 if step_plain(self):
                     return None
