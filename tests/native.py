@@ -38,6 +38,6 @@ def native_steps() -> Iterator[list[torch.dtype]]:
 
     with (
         mock.patch.object(_binding, "step", counted),
-        mock.patch.object(_binding, "plain_step", lambda: plain_step and counted_plain),
+        mock.patch.object(_binding, "plain_step", return_value=plain_step and counted_plain),
     ):
         yield found

@@ -15,7 +15,7 @@ import roundpipe_go
 from cases import BETAS, SERIAL_BELOW, VARIANTS
 from native import native_steps
 from oracle import Twins, assert_equal_bits, randn_like
-from roundpipe_go import FallbackWarning, _binding, _torch_arithmetic
+from roundpipe_go import FallbackWarning, _torch_arithmetic
 from roundpipe_go._fallback import DECOUPLED_IN_ADAM
 from roundpipe_go._torch_arithmetic import torch_arithmetic
 

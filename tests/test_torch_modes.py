@@ -345,3 +345,17 @@ def test_functional_form_within_a_mode():
     for got, want in zip(results[0], results[1]):
         for g, w in zip(got, want):
             assert_equal_bits(g, w, "functional")
+
+
+@pytest.mark.parametrize("key", ["param", "exp_avg", "exp_avg_sq"])
+def test_negative_view_under_a_known_tensor(key):
+    """By ``.data``, which keeps the object: what was looked at in the step before may be something else now."""
+    twins = Twins(lambda: [nn.Parameter(torch.linspace(-1, 1, 9))])
+    twins.train(2)
+    for optimizer in twins:
+        (param,) = params_of(optimizer)
+        tensor = param if key == "param" else optimizer.state[param][key]
+        tensor.data = torch._neg_view(torch.linspace(-2, -1, 9))
+        assert tensor.is_neg()
+    with pytest.warns(FallbackWarning, match="negative"):
+        twins.train(2, seed=1)

@@ -90,7 +90,8 @@ def learn() -> Places | None:
             lambda at: all(_word(t._cdata + at) == _word(v._cdata + at) != _word(d._cdata + at) for t, v, d in relatives),
         )
         version = _only(
-            range(0, _COUNTER_BYTES, 4), lambda at: all(_version_at(_word(t._cdata + counter) + at) == t._version for t in samples)
+            range(0, _COUNTER_BYTES, 4),
+            lambda at: all(_version_at(_word(t._cdata + counter) + at) == t._version for t in samples),
         )
     except LookupError:
         return None

@@ -40,7 +40,7 @@ def step_plain(optimizer: Optimizer) -> bool:
     if native is None or not _init_group_is_torchs(optimizer):
         return False
     if _has_accelerator():
-        optimizer._accelerator_graph_capture_health_check()  # type: ignore[attr-defined]
+        optimizer._accelerator_graph_capture_health_check()
     if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
         return False
     threads, backend, square_root = in_force()

@@ -1,4 +1,4 @@
-"""What the user chooses: threads, backend, square root. A function's setting goes before the environment's, which is read once."""
+"""What the user chooses: threads, backend, square root. A function goes before the environment, which is read once."""
 
 from __future__ import annotations
 
