@@ -8,6 +8,7 @@ from importlib.metadata import version as _version
 
 from ._diagnostics import build_info
 from ._fallback import FallbackWarning
+from ._memory import use_huge_pages
 from ._settings import (
     available_backends,
     get_backend,
@@ -36,4 +37,5 @@ __all__ = [
     "set_backend",
     "set_num_threads",
     "set_square_root",
+    "use_huge_pages",
 ]

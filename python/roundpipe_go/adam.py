@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,14 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ._alone import Alone
 from ._fallback import DECOUPLED_IN_ADAM, existing_threads, torch_adam
+from ._memory import use_huge_pages
 from ._plain import step_plain
 from ._step import Lists, Options, Step
+
+
+def _moments(states: Iterable[dict[str, Any]]) -> list[Tensor]:
+    """The tensors of optimizer states that are as large as their parameters."""
+    return [value for state in states for name, value in state.items() if name != "step" and isinstance(value, Tensor)]
 
 
 class Adam(torch.optim.Adam):
@@ -107,7 +113,12 @@ class Adam(torch.optim.Adam):
             for param in without:
                 self.state.pop(param, None)
             raise
+        use_huge_pages(_moments(self.state[param] for param in without if param in self.state))
         return groups
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # also called by load_state_dict
+        super().__setstate__(state)
+        use_huge_pages(_moments(self.state.values()))
 
     def _options(self, group: dict[str, Any]) -> Options:
         """The group's options under the names of the functional form, but for has_complex."""

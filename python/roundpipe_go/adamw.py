@@ -37,7 +37,6 @@ class AdamW(Adam, torch.optim.AdamW):
 
     if not issubclass(torch.optim.AdamW, torch.optim.Adam):  # torch 2.6, where it is a class apart
         __init__ = torch.optim.AdamW.__init__
-        __setstate__ = torch.optim.AdamW.__setstate__
         _init_group = torch.optim.AdamW._init_group
 
         def _decoupled(self, group: dict[str, Any]) -> bool:
