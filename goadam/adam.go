@@ -7,13 +7,17 @@ import (
 	"roundpipe-go/kernel"
 )
 
-// serialBelow, in elements of a whole call, is where waking a second thread starts to pay: under it the hand-off of 25 to
-// 100 µs costs more than it brings.
-const serialBelow = 1 << 18
+// serialBelow, in elements of a whole call, is where waking a goroutine starts to pay: under it the hand-off of 25 to 100 µs costs
+// more than it brings. The threads of a team mostly wait for work already, and are there in a few µs.
+const (
+	serialBelow     = 1 << 18
+	serialBelowTeam = 1 << 16
+)
 
-// rowElements is what the search for overlapping rows costs for a row, in elements: 0.1 to 0.5 µs (BenchmarkRowsOverlap), in which
-// one thread updates up to a thousand. Where rows are smaller on average, a second thread brings less than the search costs.
-const rowElements = 1 << 10
+// rowElements is what the search for overlapping rows costs for a row, in elements: 0.3 to 2 µs where it has to search
+// (BenchmarkRowsOverlap), 15 ns where the rows are those of the last step. Where rows are smaller on average, a second thread brings
+// less than that.
+const rowElements = 1 << 9
 
 // maxThreads bounds Config.Threads: Go's scheduler takes memory for every thread it is told of, needed or not.
 const maxThreads = 1 << 10
@@ -80,8 +84,11 @@ func update[T kernel.Float](params []Param[T], steppers []stepper[T], numel int,
 		row := &params[s.row]
 		steppers[row.Group].step(row.part(s.begin, s.end), tile)
 	}
-	threads := min(config.Threads, maxThreads)
-	if threads > 1 && numel >= max(serialBelow, rowElements*len(params)) && !rowsOverlap(params) {
+	threads, least := min(config.Threads, maxThreads), serialBelow
+	if config.Team != nil {
+		least = serialBelowTeam
+	}
+	if threads > 1 && numel >= max(least, rowElements*len(params)) && !rowsOverlap(params) {
 		return updateParallel(params, pieceLen(numel, threads), threads, config.Team, step)
 	}
 	return updateSerial(params, step)

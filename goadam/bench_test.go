@@ -43,8 +43,16 @@ func BenchmarkRowsOverlap(b *testing.B) {
 				column := func(k int) []float32 { return buffer[16*(k*count+order[i/block]*block+i%block):][:16] }
 				rows[i] = Param[float32]{Param: column(0), Grad: column(1), ExpAvg: column(2), ExpAvgSq: column(3), MaxExpAvgSq: column(4)}
 			}
+			b.Run(fmt.Sprintf("as before/block=%d/rows=%d", block, count), func(b *testing.B) {
+				for b.Loop() {
+					if rowsOverlap(rows) {
+						b.Fatal("rows overlap")
+					}
+				}
+			})
 			b.Run(fmt.Sprintf("block=%d/rows=%d", block, count), func(b *testing.B) {
 				for b.Loop() {
+					lastApartOf[float32]().Store(nil)
 					if rowsOverlap(rows) {
 						b.Fatal("rows overlap")
 					}

@@ -67,6 +67,26 @@ func testRowsOverlapIsWhatComparingAllGives[T kernel.Float](t *testing.T) {
 	assert.Greater(t, found[false], 300)
 }
 
+// TestRowsOverlapSeesEveryChange has rows that were apart in the call before, and then moves one tensor onto another.
+func TestRowsOverlapSeesEveryChange(t *testing.T) {
+	rows := newRows[float32](true, 40, 40, 40)
+	require.False(t, rowsOverlap(rows))
+	require.True(t, sameAsLast(rows))
+	target := rows[0].ExpAvg
+	for i, tensor := range []*[]float32{&rows[2].Param, &rows[2].Grad, &rows[2].ExpAvg, &rows[2].ExpAvgSq, &rows[2].MaxExpAvgSq} {
+		kept := *tensor
+		*tensor = target
+		assert.True(t, rowsOverlap(rows), "tensor %d", i)
+		*tensor = kept
+		assert.False(t, rowsOverlap(rows), "tensor %d", i)
+	}
+	half := rows[2].part(0, 20)
+	shorter := []Param[float32]{rows[0], rows[1], {Param: half.Param, Grad: half.Grad, ExpAvg: half.ExpAvg, ExpAvgSq: half.ExpAvgSq, MaxExpAvgSq: half.MaxExpAvgSq}}
+	assert.False(t, rowsOverlap(shorter))
+	assert.False(t, sameAsLast(rows), "a row has grown since")
+	assert.False(t, sameAsLast(rows[:2]), "a row is missing")
+}
+
 func TestSortByBegin(t *testing.T) {
 	r := newRand()
 	for call := range 2000 {
