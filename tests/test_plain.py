@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
+from unittest import mock
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor
 
 import roundpipe_go
 from cases import VARIANTS
 from oracle import Twins, randn_like
-from roundpipe_go import _binding, _step
+from roundpipe_go import _binding, _places, _step
 
 EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 """Whether this torch has what the short way needs; before 2.10 or so every step goes the long way, which must be right too."""
@@ -111,6 +116,93 @@ def test_odd_but_plain(change):
             assert {k: v.tolist() for k, v in ours.items()} == {k: v.tolist() for k, v in theirs.items()}
         for ours, theirs in zip(*(optimizer.param_groups[0]["params"] for optimizer in twins)):
             assert torch.equal(ours, theirs)
+
+
+def channels_last(shape: tuple[int, ...]) -> Tensor:
+    return torch.linspace(-1, 1, math.prod(shape)).view(shape).to(memory_format=torch.channels_last)
+
+
+PLAIN = {
+    "float64": lambda: [torch.linspace(-1, 1, 77, dtype=torch.float64), torch.ones((), dtype=torch.float64)],
+    "complex64": lambda: [torch.linspace(-1, 1, 34).view(17, 2), torch.ones(2, 3, 2)],
+    "complex128": lambda: [torch.linspace(-1, 1, 34, dtype=torch.float64).view(17, 2)],
+    "channels_last": lambda: [channels_last((4, 3, 5, 6)), channels_last((1, 8, 1, 3))],
+    "transposed": lambda: [torch.linspace(-1, 1, 35).view(5, 7).t(), torch.linspace(-1, 1, 24).view(2, 3, 4).permute(2, 0, 1)],
+    "slices": lambda: [torch.linspace(-1, 1, 60).view(6, 10)[1:4], torch.linspace(-1, 1, 9)[3:7]],
+    "size-1 strides": lambda: [torch.linspace(-1, 1, 6).as_strided((1, 6, 1), (77, 1, 99))],
+}
+
+
+@pytest.mark.skipif(not EXCHANGE, reason="this torch has no C exchange API, and every step goes the long way")
+@pytest.mark.parametrize("kind", PLAIN)
+def test_what_is_plain(kind, long_ways):
+    """Every precision, and every dense order, if it is that of all tensors of the parameter."""
+
+    def make() -> list[Tensor]:
+        tensors = PLAIN[kind]()
+        if kind.startswith("complex"):
+            tensors = [torch.view_as_complex(tensor) for tensor in tensors]
+        return [tensor.requires_grad_() for tensor in tensors]
+
+    twins = Twins(make, lr=0.1, weight_decay=0 if kind.startswith("complex") else 0.1)
+    for step in range(4):
+        for params in (twins.params, twins.torch_params):
+            for param in params:
+                grad = torch.empty_like(param, requires_grad=False)
+                param.grad = grad.copy_(torch.arange(param.numel()).view(param.shape) * (0.1 + step) - 3)
+        for optimizer in twins:
+            optimizer.step()
+    twins.assert_equal()
+    assert len(long_ways) == 1
+
+
+@pytest.mark.skipif(not EXCHANGE, reason="this torch has no C exchange API, and every step goes the long way")
+@given(
+    lr=st.one_of(st.floats(1e-12, 1e12), st.integers(0, 5)),
+    betas=st.tuples(st.floats(2**-24, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
+    eps=st.one_of(st.floats(0, 1), st.just(0)),
+    weight_decay=st.one_of(st.floats(0, 1e6), st.just(0), st.just(1)),
+    amsgrad=st.booleans(),
+    maximize=st.booleans(),
+    cls=st.sampled_from([roundpipe_go.Adam, roundpipe_go.AdamW]),
+    count=st.floats(0, 1e9),
+    double=st.booleans(),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_constants_are_those_of_the_long_way(cls, count, double, **options):
+    """Both ways form them, one in C and one in Python; torch decides."""
+    results = []
+    for plain in (True, False):
+        twins = Twins(lambda: [torch.linspace(-1, 1, 9, dtype=torch.float64 if double else torch.float32).requires_grad_()], cls)
+        twins.train(1)
+        for optimizer in twins:
+            optimizer.param_groups[0].update(options)
+            (state,) = optimizer.state.values()
+            state["step"].fill_(count)
+            state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
+        with nullcontext() if plain else mock.patch.object(_binding, "plain_step", return_value=None):
+            twins.train(2)
+        twins.assert_equal()
+        results.append(twins.params[0].detach())
+    assert torch.equal(results[0].isnan(), results[1].isnan())
+    assert torch.equal(results[0].nan_to_num(), results[1].nan_to_num())
+
+
+def test_the_places_are_found():
+    """A torch that has the exchange API, but hides what it does not tell, would silently take the long way."""
+    places = _places.learn()
+    assert places is not None
+    tensor = torch.ones(3)
+    assert _places._word(id(tensor) + places.implementation) == tensor._cdata
+    for _ in range(3):
+        tensor.add_(1)
+    assert _places._version_at(_places._word(tensor._cdata + places.counter) + places.version) == tensor._version == 3
+
+
+def test_places_that_cannot_be_told_apart(monkeypatch):
+    """Samples of one version agree in many places; none is then taken."""
+    monkeypatch.setattr(_places, "_samples", lambda: [torch.ones(3), torch.ones(3)])
+    assert _places.learn() is None
 
 
 def test_params_may_be_a_tuple(long_ways):

@@ -1,0 +1,105 @@
+"""One step of an optimizer at a time: the second thread is told so, and nobody is locked out for good."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+import roundpipe_go
+from roundpipe_go import _alone
+
+
+def make_optimizer() -> roundpipe_go.Adam:
+    param = torch.ones(3, requires_grad=True)
+    param.grad = torch.ones(3)
+    return roundpipe_go.Adam([param])
+
+
+class Interrupting:
+    """An options value that lets another thread step while the optimizer is in a step of its own."""
+
+    def __init__(self, optimizer: roundpipe_go.Adam) -> None:
+        self.optimizer, self.errors = optimizer, []
+
+    def __bool__(self) -> bool:
+        thread = threading.Thread(target=self._step)
+        thread.start()
+        thread.join(60)
+        return False
+
+    def _step(self) -> None:
+        try:
+            self.optimizer.step()
+        except RuntimeError as error:
+            self.errors.append(str(error))
+
+
+def test_a_second_thread_is_refused_and_changes_nothing():
+    optimizer = make_optimizer()
+    meanwhile = Interrupting(optimizer)
+    optimizer.param_groups[0]["fused"] = meanwhile  # asked for its truth in the middle of the step
+    (param,) = optimizer.param_groups[0]["params"]
+    optimizer.step()
+    assert meanwhile.errors
+    assert all("another thread is in a step of this optimizer" in error for error in meanwhile.errors)
+    assert optimizer.state[param]["step"].item() == 1
+
+
+def test_afterwards_any_thread_may_step():
+    optimizer = make_optimizer()
+    optimizer.step()
+    threads = [threading.Thread(target=optimizer.step) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        thread.join(60)
+    assert [state["step"].item() for state in optimizer.state.values()] == [4]
+    assert not _alone._owners
+
+
+def test_a_step_in_a_step_of_the_same_thread():
+    """Hooks and closures may step; the outer step keeps its optimizer until it is done."""
+    optimizer = make_optimizer()
+    with _alone.Alone(optimizer):
+        optimizer.step()
+        assert _alone._owners == {id(optimizer): threading.get_ident()}
+    assert not _alone._owners
+
+
+def test_an_interrupted_thread_keeps_nobody_out():
+    """As if Ctrl-C had come between the end of a step and the note of it."""
+    optimizer = make_optimizer()
+    _alone._owners[id(optimizer)] = threading.main_thread().ident
+    thread = threading.Thread(target=optimizer.step)
+    thread.start()
+    thread.join(60)
+    assert [state["step"].item() for state in optimizer.state.values()] == [1]
+    assert not _alone._owners
+
+
+def test_a_fork_forgets_the_threads_of_its_parent():
+    optimizer = make_optimizer()
+    _alone._owners[id(optimizer)] = 1
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(len(_alone._owners))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        _alone._owners.clear()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_exception_lets_go(error):
+    optimizer = make_optimizer()
+
+    def raising():
+        raise error
+
+    with pytest.raises(error):
+        optimizer.step(raising)
+    assert not _alone._owners
+    optimizer.step()
+    assert [state["step"].item() for state in optimizer.state.values()] == [1]
