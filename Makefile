@@ -78,6 +78,10 @@ bench: $(VENV)/benched ## beside torch, RoundPipe and DeepSpeed: tables and plot
 check-sqrt: $(VENV)/installed ## the chosen square root against torch.sqrt on all 2^31 values (half a minute)
 	$(BIN)/python scripts/check_sqrt.py
 
+.PHONY: test-robust
+test-robust: $(VENV)/tested ## faults, load, hostile input, as docs/reliability.md promises (minutes; more as root)
+	$(BIN)/python -m pytest -q tests/robust
+
 TORCH ?= 2.6.0
 
 .PHONY: test-torch

@@ -123,6 +123,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_an_idle_process_takes_no_time():
     """After steps nobody waits by spinning."""
     passes(IDLE)
@@ -252,6 +253,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_child_steps_what_the_parent_was_stepping():
     """Forked in the middle of a step: the thread that was in it is not in the child, and does not keep its place there."""
     passes(FORKED)
@@ -293,5 +295,6 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_autograd_in_many_threads():
     passes(AUTOGRAD)

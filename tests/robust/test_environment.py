@@ -13,6 +13,8 @@ import pytest
 
 from .processes import passes, run
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 twins = trained(amsgrad=True)
 twins.train(2)
@@ -30,7 +32,6 @@ VARIABLES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIABLES)
 def test_variables_of_openmp_and_go(name):
     """Whatever they say of threads, the bits are torch's."""
@@ -86,7 +87,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 def test_cpu_quota(quota):
     """Threads that are stopped in the middle of a step, again and again."""
     passes(QUOTA, str(quota))
@@ -111,7 +111,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [4, 64, 600, 4000])
 def test_little_address_space(megabytes):
     """Go reserves address space when it is loaded. Where there is none the process says so and ends; it does not hang."""
@@ -142,7 +141,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 def test_no_more_threads():
     """ulimit -u: Go cannot start its threads. An end with words, or success, but no hang."""
     outcome = run(NO_THREADS)
@@ -306,7 +304,6 @@ def test_read_only_and_without_network(tmp_path):
     passes(READ_ONLY, "/roundpipe_go_test", wrap=wrap, env={"TMPDIR": str(tmp_path)})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jemalloc", "tcmalloc_minimal"])
 def test_another_allocator(name):
     """Preloaded for all of the process, as large models do it."""
@@ -445,7 +442,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 def test_another_go_library(tmp_path):
     """Two Go runtimes in one process, in either order, at the same time. Go promises nothing here; it has worked."""
     if shutil.which("go") is None:

@@ -8,6 +8,8 @@ import pytest
 
 from .processes import passes
 
+pytestmark = pytest.mark.slow
+
 FORKS = """
 def child(body, wanted):
     pid = os.fork()
@@ -119,7 +121,6 @@ print("done")
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 8])
 def test_processes_at_once(count, tmp_path):
     """Each with its own Go runtime and all of torch's threads, on cores that all of them want."""
@@ -153,7 +154,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_that_step(method):
     """DataLoader's workers and pools, beside a parent that steps."""
@@ -169,7 +169,6 @@ print("done")
 """
 
 
-@pytest.mark.slow
 def test_under_torchrun():
     """It gives each process one thread, and so do we; the launcher says so."""
     outcome = passes(TORCHRUN, env={"OMP_NUM_THREADS": None}, prelude=False)

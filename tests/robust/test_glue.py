@@ -12,6 +12,8 @@ import torch
 
 from .processes import passes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 GLUE = Path(__file__).parent / "glue"
 
@@ -57,7 +59,6 @@ def test_references_and_blocks(tmp_path):
     passes(SCRIPT, str(build(tmp_path)), prelude=False)
 
 
-@pytest.mark.slow
 def test_under_address_sanitizer(tmp_path):
     """Neither a byte outside, nor one after it was freed, nor undefined behaviour; Python's own allocator is out of the way."""
     preload = f"{runtime('libasan.so')} {runtime('libubsan.so')}"

@@ -330,6 +330,7 @@ print("done")
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [BETWEEN, DURING], ids=["between", "during"])
 def test_tensors_changed_between_packing_and_stepping(script):
     """In the very moment: memory that was let go and handed out again stays as it is."""

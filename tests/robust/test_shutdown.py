@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .processes import passes, run
+
+pytestmark = pytest.mark.slow
 
 UNDER_WAY = """
 for i in range(8):  # Go is not loaded yet, so each child has its own

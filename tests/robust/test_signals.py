@@ -10,6 +10,8 @@ import pytest
 
 from .processes import Process, passes
 
+pytestmark = pytest.mark.slow
+
 HANDLERS = """
 names = "USR1 TERM ALRM USR2 CHLD INT PROF HUP URG PIPE"
 numbers = [getattr(signal, f"SIG{name}") for name in names.split()]
@@ -55,9 +57,10 @@ STORM = """
 got = {}
 def handler(number, frame):
     got[number] = got.get(number, 0) + 1
-for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM, signal.SIGCHLD, signal.SIGURG, signal.SIGUSR1):
+for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM, signal.SIGCHLD, signal.SIGUSR1):
     signal.signal(number, handler)
 twins = trained()
+signal.signal(signal.SIGURG, handler)  # which Go takes for itself when it is loaded
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
 signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)
@@ -87,10 +90,27 @@ print(steps, got, "done")
 """
 
 
-@pytest.mark.slow
 def test_storm():
     """Six kinds of signals, thousands a second, while steps on one core and on all keep torch's bits."""
     passes(STORM.replace("SECONDS", "8"))
+
+
+URGENT = """
+got = []
+signal.signal(signal.SIGURG, lambda *_: got.append(1))
+twins = trained()
+for _ in range(3):
+    os.kill(os.getpid(), signal.SIGURG)
+    twins.train(1)
+assert len(got) == 3, got
+print("done")
+"""
+
+
+@pytest.mark.xfail(reason="docs/reliability.md, Not promised", strict=False)
+def test_a_handler_of_sigurg_set_before():
+    """Go takes this one signal for itself when it is loaded."""
+    passes(URGENT)
 
 
 SNAPSHOT = """
