@@ -209,8 +209,10 @@ class BuildGo(build_ext):
         self.trim(scratch)
         run([sys.executable, "build.py"], env, scratch)
         library = scratch / "_native.so"
-        # -w: no debug information. The symbols stay, so that anyone can look at the kernels in what is installed.
-        build = ["go", "build", "-buildmode=c-shared", "-ldflags=-w -buildid=", "-o", str(library), "."]
+        # -w: no debug information. The symbols stay, so that anyone can look at the kernels in what is installed. The
+        # setting of the runtime keeps Go from sending SIGURG to Python's threads: its work comes in short pieces.
+        flags = "-ldflags=-w -buildid= -X=runtime.godebugDefault=asyncpreemptoff=1"
+        build = ["go", "build", "-buildmode=c-shared", flags, "-o", str(library), "."]
         run(build, env, scratch)
 
         target = self.get_ext_fullpath(ext.name)

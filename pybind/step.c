@@ -62,8 +62,7 @@ typedef struct {
 } step;
 
 // LONG_STEP, in elements, is some half a millisecond. A shorter step keeps the GIL: to get it back from a thread that computes
-// in Python may take 5 ms, Python's switch interval, and nobody can wait for it in vain for longer. Meanwhile no thread can free the
-// memory of a tensor, by giving it another or by resizing it. In a long one, storages are held.
+// in Python may take 5 ms, Python's switch interval, and nobody can wait for it in vain for longer.
 #define LONG_STEP ((int64_t)1 << 20)
 
 // How far ahead memory is asked for, in parameters.
@@ -354,7 +353,14 @@ static int add_rows(step *s) {
 	return 1;
 }
 
-// hold_storages takes references to the memory itself: what a tensor has when another thread gives it other memory.
+// others_run reports whether there are other threads: they may be in one of torch's methods, which let the GIL go.
+static int others_run(void) {
+	PyThreadState *thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+	return thread == NULL || PyThreadState_Next(thread) != NULL;
+}
+
+// hold_storages takes references to the memory itself. Those to tensors are not enough where another thread gives a tensor other
+// memory meanwhile, as param.data = other does.
 static int hold_storages(step *s) {
 	for (Py_ssize_t i = 0; i < s->num_items; i++)
 		for (int k = 0; k < NUM_TENSORS; k++) {
@@ -460,12 +466,15 @@ static PyObject *step_plain(PyObject *module, PyObject *const *args, Py_ssize_t 
 	int plain = add_groups(&s, args[0], args[1]);
 	if (plain > 0)
 		plain = find_state(&s);
+	int hold = others_run();
+	if (plain > 0 && hold)
+		plain = hold_storages(&s);
 	if (plain > 0)
 		plain = add_rows(&s);
-	if (plain > 0 && s.numel >= LONG_STEP) {
+	if (plain > 0 && !hold && s.numel >= LONG_STEP) {
 		plain = hold_storages(&s);
 		if (plain > 0)
-			plain = add_rows(&s); // again: the call may have let another thread run
+			plain = add_rows(&s); // again: the call may have let a new thread run
 	}
 	if (plain > 0)
 		plain = counters_differ(&s);

@@ -234,4 +234,4 @@ TestLongMirror = pytest.mark.slow(LongMirror.TestCase)
 TestLongMirror.settings = LONG
 
 TestLongWideMirror = whatever_computes(pytest.mark.slow(LongWideMirror.TestCase))
-TestLongWideMirror.settings = settings(LONG, max_examples=4000)
+TestLongWideMirror.settings = settings(LONG, max_examples=2000)

@@ -6,13 +6,15 @@ its first step has nothing to lose; in a child forked later no function of it ma
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
 import json
 import os
+import signal
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,18 +52,38 @@ def forked() -> bool:
     return _forked
 
 
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """A context after which two signals are handled as before it. Go's runtime takes them and calls nobody else.
+
+    It would need SIGURG for preemption, which setup.py turns off, and SIGPIPE for writes of its own, of which there are none. The
+    other signals it hands on to the handlers that it finds.
+    """
+    sigaction = ctypes.CDLL(None).sigaction
+    kept = {number: ctypes.create_string_buffer(256) for number in (signal.SIGURG, signal.SIGPIPE)}
+    for number, action in kept.items():
+        sigaction(int(number), None, action)
+    try:
+        yield
+    finally:
+        for number, action in kept.items():
+            sigaction(int(number), action, None)
+
+
 @functools.cache
 def _module() -> ModuleType:
     global _loaded
     try:
         _loaded = True
-        from . import _native
+        with _signals_kept():
+            from . import _native
+
+            abi = _native.ABI()  # waits for Go's runtime to be ready
     except ImportError as error:
         _loaded = False
         raise ImportError(
             f"roundpipe_go: its native part cannot be loaded ({error}); a source tree needs `pip install -e .` first"
         ) from error
-    abi = _native.ABI()
     if abi != _ABI:
         raise ImportError(
             f"roundpipe_go: {_native.__file__} speaks ABI {abi}, this Python code {_ABI}; "

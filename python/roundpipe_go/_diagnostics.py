@@ -68,7 +68,7 @@ def build_info() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": sys.version.split()[0],
         "go": native["go_version"] if loaded else None,
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
         "extension": native["extension"] if loaded else native,
         "backend": _fact(_settings.get_backend),

@@ -116,8 +116,9 @@ class Adam(torch.optim.Adam):
         use_huge_pages(_moments(self.state[param] for param in without if param in self.state))
         return groups
 
-    def __setstate__(self, state: dict[str, Any]) -> None:  # also called by load_state_dict
-        super().__setstate__(state)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores a pickled or loaded state; torch calls it for both."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         use_huge_pages(_moments(self.state.values()))
 
     def _options(self, group: dict[str, Any]) -> Options:
