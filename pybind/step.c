@@ -75,6 +75,7 @@ static PyObject *grad_name, *params_name, *lr_name, *betas_name, *eps_name, *wei
     *maximize_name, *decoupled_name, *foreach_name, *fused_name, *capturable_name, *differentiable_name;
 static PyObject *state_names[NUM_TENSORS];
 static PyObject *untyped_storage; // the unbound method of Tensor
+static PyObject *condition_wait;  // the code of threading.Condition.wait
 
 // Each of the following returns 1 for yes, 0 for no ("not plain": Python decides), -1 with an exception.
 
@@ -353,10 +354,26 @@ static int add_rows(step *s) {
 	return 1;
 }
 
-// others_run reports whether there are other threads: they may be in one of torch's methods, which let the GIL go.
+// waits reports whether a thread is in threading.Condition.wait, as those of progress bars, loggers and queues mostly are: what it
+// calls there are locks.
+static int waits(PyThreadState *thread) {
+	PyFrameObject *frame = PyThreadState_GetFrame(thread);
+	if (frame == NULL)
+		return 0;
+	PyCodeObject *code = PyFrame_GetCode(frame);
+	int yes = (PyObject *)code == condition_wait;
+	Py_DECREF(code);
+	Py_DECREF(frame);
+	return yes;
+}
+
+// others_run reports whether other threads may be in one of torch's methods, which let the GIL go.
 static int others_run(void) {
-	PyThreadState *thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
-	return thread == NULL || PyThreadState_Next(thread) != NULL;
+	PyThreadState *self = PyThreadState_Get();
+	for (PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); t != NULL; t = PyThreadState_Next(t))
+		if (t != self && !waits(t))
+			return 1;
+	return 0;
 }
 
 // hold_storages takes references to the memory itself. Those to tensors are not enough where another thread gives a tensor other
@@ -502,6 +519,15 @@ PyObject *roundpipe_go_plain_step(PyObject *capsule, PyObject *tensor, PyObject 
 		if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
 			return NULL;
 	if ((untyped_storage = PyObject_GetAttrString(tensor, "untyped_storage")) == NULL)
+		return NULL;
+	PyObject *threading = PyImport_ImportModule("threading");
+	PyObject *condition = threading != NULL ? PyObject_GetAttrString(threading, "Condition") : NULL;
+	PyObject *wait = condition != NULL ? PyObject_GetAttrString(condition, "wait") : NULL;
+	condition_wait = wait != NULL ? PyObject_GetAttrString(wait, "__code__") : NULL;
+	Py_XDECREF(wait);
+	Py_XDECREF(condition);
+	Py_XDECREF(threading);
+	if (condition_wait == NULL)
 		return NULL;
 	if (tensor_install(capsule, tensor, parameter, places) != 0)
 		return NULL;

@@ -28,8 +28,9 @@ class Adam(torch.optim.Adam):
     """Adam for CPU tensors, with the bits of ``torch.optim.Adam`` in a fraction of its time.
 
     Arguments, state, ``state_dict``, hooks and errors are those of ``torch.optim.Adam``, from which the class inherits
-    everything but ``step``. Parameters in float32, float64, complex64 and complex128 are updated by one native call per
-    precision that releases the GIL; what the kernels do not serve runs through torch, with one ``FallbackWarning`` per reason.
+    everything but ``step``. Parameters in float32, float64, complex64 and complex128 are updated by one native call, which
+    releases the GIL where it takes long; what the kernels do not serve runs through torch, with one ``FallbackWarning`` per
+    reason.
 
     Args:
         params: parameters, named parameters or groups of them, as for torch.
