@@ -45,8 +45,8 @@ enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, STEP, MAX_EXP_AVG_SQ, NUM_TENSORS };
 
 // A parameter that has a gradient. All are references.
 typedef struct {
-	PyObject *tensors[NUM_TENSORS]; // the maximum is NULL without amsgrad
-	PyObject *storages[NUM_TENSORS]; // of a long step, else NULL
+	PyObject *tensors[NUM_TENSORS];  // the maximum is NULL without amsgrad
+	PyObject *storages[NUM_TENSORS]; // NULL where they need not be held
 	PyObject *entry;                 // of the optimizer's state
 	Py_ssize_t options;
 } item;
@@ -89,11 +89,9 @@ static int number(PyObject *object, double *value) {
 	if (!PyLong_CheckExact(object))
 		return 0;
 	*value = PyLong_AsDouble(object);
-	if (*value == -1 && PyErr_Occurred()) {
+	if (*value == -1 && PyErr_Occurred())
 		PyErr_Clear();
-		return 0;
-	}
-	return 1;
+	return fabs(*value) < 0x1p53; // Python computes with larger ones exactly
 }
 
 static int flag(PyObject *object, int *value) {
@@ -106,9 +104,9 @@ static int off(PyObject *object) { return object == Py_None || object == Py_Fals
 // read_options takes only what the kernels serve; _step.unserved_options has the reasons.
 static int read_options(PyObject *from, options *o) {
 	PyObject *betas = PyDict_GetItem(from, betas_name);
-	if (betas == NULL || !PyTuple_CheckExact(betas) || PyTuple_GET_SIZE(betas) != 2)
+	if (betas == NULL || !(PyTuple_CheckExact(betas) || PyList_CheckExact(betas)) || PySequence_Fast_GET_SIZE(betas) != 2)
 		return 0;
-	return number(PyTuple_GET_ITEM(betas, 0), &o->beta1) && number(PyTuple_GET_ITEM(betas, 1), &o->beta2) &&
+	return number(PySequence_Fast_GET_ITEM(betas, 0), &o->beta1) && number(PySequence_Fast_GET_ITEM(betas, 1), &o->beta2) &&
 	       number(PyDict_GetItem(from, lr_name), &o->lr) && number(PyDict_GetItem(from, eps_name), &o->eps) &&
 	       number(PyDict_GetItem(from, weight_decay_name), &o->weight_decay) &&
 	       flag(PyDict_GetItem(from, amsgrad_name), &o->amsgrad) && flag(PyDict_GetItem(from, maximize_name), &o->maximize) &&
@@ -135,16 +133,15 @@ static int add_item(step *s, PyObject *param, PyObject *grad, PyObject *entry) {
 	return 1;
 }
 
-// state_of finds a parameter's entry in the optimizer's state. The state's order is mostly that of the parameters: then the
-// entry is the next one, which saves the call of Tensor.__hash__, a Python function. A borrowed reference.
-static PyObject *state_of(PyObject *state, PyObject *param, Py_ssize_t *cursor) {
-	PyObject *key, *entry;
+// next_is reports whether a parameter's entry is the next one of the optimizer's state, whose order is mostly that of the parameters,
+// and then moves the cursor past it. That saves the call of Tensor.__hash__, a Python function. The entry is a borrowed reference.
+static int next_is(PyObject *state, PyObject *param, Py_ssize_t *cursor, PyObject **entry) {
+	PyObject *key;
 	Py_ssize_t next = *cursor;
-	if (PyDict_Next(state, &next, &key, &entry) && key == param) {
-		*cursor = next;
-		return entry;
-	}
-	return PyDict_GetItemWithError(state, param);
+	if (!PyDict_Next(state, &next, &key, entry) || key != param)
+		return 0;
+	*cursor = next;
+	return 1;
 }
 
 // add_params finds the parameters of a group that have a gradient, and their state.
@@ -159,12 +156,14 @@ static int add_params(step *s, PyObject *params, PyObject *state, Py_ssize_t *cu
 			plain = 0;
 		else if ((grad = PyObject_GetAttr(param, grad_name)) == NULL)
 			plain = -1;
-		else if ((entry = state_of(state, param, cursor)) == NULL)
-			plain = PyErr_Occurred() ? -1 : grad == Py_None;
-		else if (grad != Py_None && (plain = PyDict_CheckExact(entry))) {
-			plain = add_item(s, param, grad, entry);
-			__builtin_prefetch(((PyDictObject *)entry)->ma_keys);
-		}
+		else if (next_is(state, param, cursor, &entry) || grad == Py_None ||
+		         (entry = PyDict_GetItemWithError(state, param)) != NULL) {
+			if (grad != Py_None && (plain = PyDict_CheckExact(entry))) {
+				plain = add_item(s, param, grad, entry);
+				__builtin_prefetch(((PyDictObject *)entry)->ma_keys);
+			}
+		} else
+			plain = PyErr_Occurred() ? -1 : 0;
 		Py_XDECREF(grad);
 		Py_DECREF(param);
 	}
