@@ -29,6 +29,7 @@ func FuzzTables(f *testing.F) {
 	f.Add(words(4096, 8192, 12288, 16384, 0, 20480, math.MinInt64, -1))
 	f.Add(words(0, 0, 0, 0, 0, 4096, 0, math.MaxUint32))
 	f.Add(words(0, 0, 0, 0, 0, 0, 0, 0, 0x4028000000000000)) // flags of 12
+	f.Add(words(0, 0, 0, 0, 0, 0, 0, 0, 0x4030000000000000)) // of 16, which nothing means
 	memory := newArena(f, 1<<16)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		data = data[:min(len(data), len(memory.bytes))]

@@ -144,7 +144,8 @@ for index, weights, by_torch in loader:
     twins.train(1)
     batches += 1
 assert batches == 6
-with context.Pool(2) as pool:
+# In a forked child torch's own operations hang on more than one thread, as those of the training here would.
+with context.Pool(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
     for got in pool.map_async(workers.weights, [7, 7, 7, 7], chunksize=1).get(100):
         assert_equal_bits(got, want, "from the pool")
     pool.close()

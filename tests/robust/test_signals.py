@@ -60,7 +60,7 @@ def handler(number, frame):
 for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM, signal.SIGCHLD, signal.SIGUSR1):
     signal.signal(number, handler)
 twins = trained()
-signal.signal(signal.SIGURG, handler)  # which Go takes for itself when it is loaded
+signal.signal(signal.SIGURG, handler)
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
 signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)
@@ -107,9 +107,8 @@ print("done")
 """
 
 
-@pytest.mark.xfail(reason="docs/reliability.md, Not promised", strict=False)
 def test_a_handler_of_sigurg_set_before():
-    """Go takes this one signal for itself when it is loaded."""
+    """Go takes this one signal for itself when it is loaded; it is given back."""
     passes(URGENT)
 
 
