@@ -162,7 +162,7 @@ print(steps, refused, "done")
         ("freed", 3_000),
         ("freed", 200_000),
         ("repointed", 200_000),
-        pytest.param("repointed", 3_000, marks=pytest.mark.xfail(reason="docs/reliability.md, Not promised", strict=False)),
+        ("repointed", 3_000),
     ],
 )
 def test_tensors_changed_meanwhile(kind, numel):
