@@ -89,8 +89,10 @@ static int number(PyObject *object, double *value) {
 	if (!PyLong_CheckExact(object))
 		return 0;
 	*value = PyLong_AsDouble(object);
-	if (*value == -1 && PyErr_Occurred())
+	if (*value == -1 && PyErr_Occurred()) {
 		PyErr_Clear();
+		return 0;
+	}
 	return fabs(*value) < 0x1p53; // Python computes with larger ones exactly
 }
 
