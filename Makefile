@@ -47,7 +47,7 @@ test-python: $(VENV)/tested ## Python: parity with the installed torch, bit for 
 	ROUNDPIPE_GO_REQUIRE_ENGINES=1 $(BIN)/python -m pytest -q -m "not slow and not huge" tests
 
 .PHONY: test-all
-test-all: test test-huge ## the long matrix as well
+test-all: test test-huge ## the long matrix and the huge tensors as well (half an hour more)
 	ROUNDPIPE_GO_REQUIRE_ENGINES=1 $(BIN)/python -m pytest -q -m slow tests
 
 .PHONY: test-huge
@@ -85,7 +85,7 @@ test-robust: $(VENV)/tested ## faults, load, hostile input, as docs/reliability.
 TORCH ?= 2.6.0
 
 .PHONY: test-torch
-test-torch: $(VENV)/go ## the Python suite on another torch: make test-torch TORCH=2.6.0
+test-torch: $(VENV)/go ## the Python suite on another torch: make test-torch TORCH=2.10.0
 	$(PYTHON) -m venv $(VENV)-torch-$(TORCH)
 	$(VENV)-torch-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" ".[test,examples]"
 	$(VENV)-torch-$(TORCH)/bin/python -m pytest -q -m "not slow and not huge" tests -o cache_dir=$(VENV)-torch-$(TORCH)/cache

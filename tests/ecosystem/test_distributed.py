@@ -101,7 +101,13 @@ def with_fsdp2(optimizer_class, policy):
 @fsdp2
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fsdp2(group, policy):
-    assert_equal_on_all_ranks(group.run(each_class, with_fsdp2, policy))
+    try:
+        ranks = group.run(each_class, with_fsdp2, policy)
+    except RuntimeError as error:
+        if policy == "mixed_precision" and "want = train(torch_class" in str(error):
+            pytest.skip("FSDP2 of this torch does not train in mixed precision on the CPU, with its own optimizer")
+        raise
+    assert_equal_on_all_ranks(ranks)
 
 
 def with_replaced_parameters(optimizer_class):
