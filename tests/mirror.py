@@ -88,13 +88,13 @@ class MirrorBase(RuleBasedStateMachine):
         self.copy_ours_to_torch()
 
     def copy_ours_to_torch(self) -> None:
-        """Whole storages, whatever lies on them in whatever order.
-
-        Where torch gives up before a later group has its state, ours has made it already, of zeros.
-        """
+        """Whole storages, whatever lies on them in whatever order; state that one has made before it gave up comes or goes."""
+        ours, torchs = self.twins.ours.state, self.twins.torch.state
         for got, want in zip(self.twins.params, self.twins.torch_params):
-            if got in self.twins.ours.state and want not in self.twins.torch.state:
-                self.twins.torch.state[want] = copy.deepcopy(self.twins.ours.state[got])
+            if got in ours and want not in torchs:
+                torchs[want] = copy.deepcopy(ours[got])
+            elif got not in ours:
+                torchs.pop(want, None)
         for got, want in zip(tensors_of(self.twins.ours), tensors_of(self.twins.torch), strict=True):
             want.untyped_storage().copy_(got.untyped_storage())
 
