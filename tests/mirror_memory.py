@@ -144,10 +144,6 @@ class MemoryRules(MirrorBase):
 
         self.make_twins(make_params, ours, options)
 
-    def refused(self, before):
-        """What torch computes may be left half done."""
-        self.copy_ours_to_torch()
-
     @rule(threads=st.sampled_from([None, 1, 2, 7]), backend=st.sampled_from([None, *roundpipe_go.available_backends()]))
     def change_settings_of_ours(self, threads, backend):
         roundpipe_go.set_num_threads(threads)

@@ -31,7 +31,7 @@ KEYWORDS = {
     "SetTeam": ["address"],
     "SetLibrarySquareRoot": ["dtype", "address", "setThreads"],
     "Sqrt": ["y", "x", "numel", "dtype", "backend", "squareRoot"],
-    "Step": ["rows", "numRows", "groups", "numGroups", "dtype", "threads", "backend", "arithmetic", "squareRoot"],
+    "Step": ["calls", "numCalls"],
 }
 """The functions of _native with their keywords. gopy leaves out in silence what it cannot wrap."""
 

@@ -54,7 +54,7 @@ CONSTANTS = "an option or a step counter has a value from which no constants can
 CAPTURABLE = "capturable and differentiable stand for another formula; leave them out"
 GRAD_SCALE = "grad_scale and found_inf belong to torch's fused kernel; let the GradScaler unscale"
 
-FAILING = frozenset((CAPTURABLE, GRAD_SCALE, MIXED, LAYOUT, VIEW, INFERENCE, STEP, CONSTANTS))
+FAILING = frozenset((CAPTURABLE, GRAD_SCALE, MIXED, VIEW, INFERENCE, STEP, CONSTANTS))
 """Reasons for which torch's own functions may raise, after they have written something."""
 
 

@@ -255,8 +255,22 @@ def _run_by_torch(calls: list[_Call]) -> None:
     for call in calls:
         if call.reason != _descriptors.CONSTANTS:  # torch raises
             _fallback.warn(call.reason, call.lists[0])
-    # What may raise comes first; otherwise the order is the caller's.
-    _run_protected([call for call in calls if call.reason in _descriptors.FAILING])
+    if any(_may_fail(call) for call in calls):
+        _run_protected(calls)
+        return
     for call in calls:
-        if call.reason not in _descriptors.FAILING:
-            call.run()
+        call.run()
+
+
+def _may_fail(call: _Call) -> bool:
+    """Whether torch's function may raise after it has written something."""
+    if call.reason in _descriptors.FAILING:
+        return True
+    for param, grad, *state in zip(*(some for some in call.lists[:-1] if some), strict=True):
+        for tensor in (grad, *state):
+            if tensor.dtype != param.dtype or tensor.shape != param.shape or tensor.device != param.device:
+                return True
+        for tensor in (param, *state):
+            if tensor.layout is not torch.strided or tensor.is_inference() or _overlaps_itself(tensor):
+                return True
+    return False

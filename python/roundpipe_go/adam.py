@@ -15,7 +15,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ._alone import Alone
 from ._fallback import DECOUPLED_IN_ADAM, existing_threads, torch_adam
 from ._memory import use_huge_pages
-from ._plain import step_plain
+from ._plain import PLAIN_STEP, step_plain
 from ._step import Lists, Options, Step
 
 
@@ -70,8 +70,9 @@ class Adam(torch.optim.Adam):
                 of this optimizer.
             ValueError: a setting of ours in the environment is of no use.
         """
-        # Dynamo runs a frame without tensor operations, such as this one, uncompiled, where is_compiling() is False.
-        if closure is None and dynamo() is None:
+        # Dynamo runs a frame without tensor operations, such as this one, uncompiled, where is_compiling() is False. (torch 2.6's
+        # dynamo() gives away a reference that it does not own; there the way is not available.)
+        if closure is None and PLAIN_STEP and dynamo() is None:
             with Alone(self):
                 if step_plain(self):
                     return None
