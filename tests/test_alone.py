@@ -12,6 +12,12 @@ import roundpipe_go
 from roundpipe_go import _alone
 
 
+@pytest.fixture(autouse=True)
+def _no_owners():
+    """Ctrl-C in other tests may have left some."""
+    _alone._owners.clear()
+
+
 def make_optimizer() -> roundpipe_go.Adam:
     param = torch.ones(3, requires_grad=True)
     param.grad = torch.ones(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -295,3 +296,20 @@ def test_failing_group_puts_back_those_before_it(spoil):
         with pytest.raises((AssertionError, TypeError)):
             optimizer.step()
     assert_unchanged(before)
+
+
+@pytest.mark.parametrize("weight_decay", [True, Decimal("0.1"), 10**30], ids=repr)
+def test_numbers_that_torch_takes_for_none(weight_decay):
+    errors = []
+    for cls in (roundpipe_go.Adam, torch.optim.Adam):
+        param = torch.ones(3, requires_grad=True)
+        optimizer = cls([param], weight_decay=0.1)
+        for decay in (0.1, weight_decay):
+            optimizer.param_groups[0]["weight_decay"] = decay
+            param.grad = torch.ones(3)
+            try:
+                optimizer.step()
+            except (TypeError, RuntimeError, OverflowError) as error:
+                errors.append(repr(error))
+    assert len(errors) == 2
+    assert errors[0] == errors[1]

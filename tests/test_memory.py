@@ -76,6 +76,12 @@ def test_what_is_passed_over():
     assert roundpipe_go.use_huge_pages([sparse, small, torch.ones(LARGE, device="meta")]) == 0
 
 
+@pytest.mark.parametrize("tensors", [torch.ones(3), None, 3, torch.nn.Linear(1, 1)], ids=lambda value: type(value).__name__)
+def test_no_tensors(tensors):
+    with pytest.raises(TypeError, match=r"^roundpipe_go: tensors is a .*, want several, such as model.parameters\(\)$"):
+        roundpipe_go.use_huge_pages(tensors)
+
+
 def test_no_tensor():
     with pytest.raises(TypeError, match=r"^roundpipe_go: tensors has a str, want tensors, such as model.parameters\(\)$"):
         roundpipe_go.use_huge_pages(["weight"])

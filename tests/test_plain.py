@@ -46,7 +46,7 @@ def params() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant[0])
-def test_plain_steps_are_packed_but_the_first(variant, long_ways):
+def test_plain_steps_go_the_short_way_but_the_first(variant, long_ways):
     _, cls, decay, options = variant
     twins = Twins(params, cls, lr=0.1, **decay, **options)
     twins.train(5)
@@ -64,7 +64,7 @@ def test_the_long_way_has_the_same_bits(variant, long_ways, monkeypatch):
     assert len(long_ways) == 5
 
 
-def test_packed_also_where_dynamo_was_loaded(long_ways):
+def test_the_short_way_also_where_dynamo_was_loaded(long_ways):
     """It wraps _init_group in torch's classes."""
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     twins = Twins(params, lr=0.1)
@@ -87,6 +87,22 @@ def test_an_init_group_of_the_users_own_is_called(long_ways):
         param.grad = torch.ones(3)
         optimizer.step()
     assert Counting.calls == len(long_ways) == 3
+
+
+def test_torchs_init_group_replaced_by_the_user(monkeypatch, long_ways):
+    """In torch's own class, where both optimizers inherit it."""
+    init_group = torch.optim.Adam._init_group
+
+    def doubling(self, group, *lists):
+        found = init_group(self, group, *lists)
+        lists[1][:] = [grad * 2 for grad in lists[1]]
+        return found
+
+    twins = Twins(params, roundpipe_go.Adam, lr=0.1)
+    twins.train(2)
+    monkeypatch.setattr(torch.optim.Adam, "_init_group", doubling)
+    twins.train(2)
+    twins.assert_equal()
 
 
 def frozen(optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -203,6 +219,30 @@ def test_places_that_cannot_be_told_apart(monkeypatch):
     """Samples of one version agree in many places; none is then taken."""
     monkeypatch.setattr(_places, "_samples", lambda: [torch.ones(3), torch.ones(3)])
     assert _places.learn() is None
+
+
+@pytest.mark.parametrize("error", [ImportError, ValueError])
+def test_an_interface_of_another_kind(monkeypatch, error):
+    """A later torch may have another version of it, or another name: then every step goes the long way."""
+
+    class Library:
+        @staticmethod
+        def roundpipe_go_plain_step(*_):
+            raise error
+
+    monkeypatch.setattr(_binding.ctypes, "PyDLL", lambda _: Library)
+    assert _binding._plain_step.__wrapped__() is None
+
+
+def test_large_integers_are_torchs_to_refuse():
+    """Python multiplies them exactly, and then has no float for the product."""
+    twins = Twins(lambda: [torch.ones(3).requires_grad_()])
+    twins.train(1)
+    for optimizer in twins:
+        optimizer.param_groups[0].update(lr=2**600, weight_decay=2**600)
+        with pytest.raises(OverflowError):
+            optimizer.step()
+    assert [state["step"].item() for state in twins.ours.state.values()] == [1]
 
 
 def test_params_may_be_a_tuple(long_ways):

@@ -56,10 +56,10 @@ def test_bad_threads(value, error):
     assert roundpipe_go.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", " 2", "²", "٣", "4097", "9" * 30])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", " 2", "²", "٣", "1025", "9" * 30])
 def test_bad_threads_of_the_environment(switch, value):
     switch("NUM_THREADS", value)
-    message = r"^roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is .*, want 1 to 4096; unset it"
+    message = r"^roundpipe_go: ROUNDPIPE_GO_NUM_THREADS is .*, want 1 to 1024; unset it"
     with pytest.raises(ValueError, match=message):
         roundpipe_go.get_num_threads()
     with pytest.raises(ValueError, match=message):
@@ -161,3 +161,21 @@ def test_command_prints_the_same_as_json():
     assert printed.keys() == info.keys()
     for key in ("roundpipe_go", "torch", "cpu", "backends", "arithmetic", "square_root", "square_root_float64", "extension"):
         assert printed[key] == info[key]
+
+
+def test_a_setting_that_changes_during_the_probe(monkeypatch):
+    """What was found out under one setting is not kept under another."""
+    from roundpipe_go import _step
+
+    known = {setting: [None, None] for setting in _step.KNOWN}
+    monkeypatch.setattr(_step, "KNOWN", known)
+    find = _step.torch_arithmetic
+
+    def and_another_thread_sets(*arguments):
+        roundpipe_go.set_square_root("ieee")
+        return find(*arguments)
+
+    monkeypatch.setattr(_step, "torch_arithmetic", and_another_thread_sets)
+    step()
+    assert known["ieee"] == [None, None]
+    assert known["auto"][0] is not None

@@ -233,3 +233,17 @@ def test_state_cleared_starts_again():
         optimizer.state.clear()
     twins.train(2)
     assert twins.ours.state[twins.params[0]]["step"].item() == 2.0
+
+
+def test_state_of_other_kinds_is_loaded_and_copied():
+    """Users keep things of their own in ``state``, which torch does not touch."""
+    twins = Twins(lambda: [torch.ones(3).requires_grad_()], lr=0.1)
+    twins.train(1)
+    for optimizer in twins:
+        optimizer.state["note"] = 3
+        saved = optimizer.state_dict()
+        saved["state"]["note"] = "of the user"
+        optimizer.load_state_dict(saved)
+        assert copy.deepcopy(optimizer).state["note"] == optimizer.state["note"]
+    twins.train(2)
+    twins.assert_equal()

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from threading import get_ident
+from threading import RLock, get_ident
 
 from torch.optim import Optimizer
 
 _owners: dict[int, int] = {}
 """The thread that is in a step of an optimizer, by the optimizer's id."""
 
-os.register_at_fork(after_in_child=_owners.clear)  # the threads are not there
+_lock = RLock()  # a signal's handler may step while its thread is in here
+
+
+def _forget() -> None:
+    """In a forked child, which has none of the threads."""
+    global _lock
+    _lock = RLock()
+    _owners.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Alone:
@@ -30,24 +40,27 @@ class Alone:
 
     def __enter__(self) -> None:
         thread, key = get_ident(), id(self._optimizer)
-        self._outermost = key not in _owners
-        owner = _owners.setdefault(key, thread)  # atomic
-        if owner == thread:
-            return
-        if _is_in_a_step(owner, self._optimizer):
-            raise RuntimeError(
-                "roundpipe_go: another thread is in a step of this optimizer, and nothing of this step was done; "
-                "let one thread step it, or hold a lock around step()"
-            )
-        _owners[key], self._outermost = thread, True  # Ctrl-C came between the two bytecodes that would have let go of it
+        with _lock:
+            owner = _owners.get(key)
+            if owner == thread:
+                return
+            # An owner that is in no step was interrupted by Ctrl-C just before it would have let go.
+            if owner is not None and _is_in_a_step(owner, self._optimizer):
+                raise RuntimeError(
+                    "roundpipe_go: another thread is in a step of this optimizer, and nothing of this step was done; "
+                    "let one thread step it, or hold a lock around step()"
+                )
+            self._outermost = True
+            _owners[key] = thread
 
     def __exit__(self, *_: object) -> None:
         if self._outermost:
-            _owners.pop(id(self._optimizer), None)
+            with _lock:
+                _owners.pop(id(self._optimizer), None)
 
 
 def _is_in_a_step(thread: int, optimizer: Optimizer) -> bool:
-    """Whether one of the thread's frames holds an ``Alone`` of the optimizer."""
+    """Whether one of the thread's frames is a step of the optimizer."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         if frame.f_code.co_name in ("step", "_step") and frame.f_locals.get("self") is optimizer:

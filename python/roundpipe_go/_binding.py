@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import signal
+import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -70,8 +71,16 @@ def _signals_kept() -> Iterator[None]:
             sigaction(int(number), action, None)
 
 
+_loading = threading.Lock()
+
+
 @functools.cache
 def _module() -> ModuleType:
+    with _loading:
+        return _load()
+
+
+def _load() -> ModuleType:
     global _loaded
     try:
         _loaded = True
@@ -148,7 +157,7 @@ def _plain_step() -> PlainStep | None:
     function.argtypes, function.restype = [ctypes.py_object] * 4, ctypes.py_object
     try:
         step = function(capsule, torch.Tensor, torch.nn.Parameter, tuple(places))
-    except ImportError:  # another version of the interface
+    except (ImportError, ValueError):  # another version of the interface, or another name
         return None
     return cast("PlainStep", step)
 

@@ -9,6 +9,7 @@ import ctypes
 import math
 from array import array
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -200,6 +201,8 @@ class Table:
             if decoupled_weight_decay:
                 decay_kind, decay = _DECOUPLED_DECAY, float(1 - lr * weight_decay)
             else:
+                if isinstance(weight_decay, bool) or not isinstance(weight_decay, Real) or abs(weight_decay) >= 2**63:
+                    raise TypeError("torch takes no such number as alpha")
                 decay_kind, decay = _L2_DECAY, self._checked(weight_decay)
         flags = decay_kind | (_AMSGRAD if amsgrad else 0) | (_MAXIMIZE if maximize else 0)
         self.groups.extend(

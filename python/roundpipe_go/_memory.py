@@ -29,23 +29,29 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
 
     The optimizers do so with the state that they make or load. Parameters and gradients are the caller's: call this once for
     those of at least 4 MiB, gradients only if they are kept (``zero_grad(set_to_none=False)``). Linux copies the memory once,
-    at about 1 GB/s, and steps over it are then some percent faster. Where it has no such pages nothing happens.
+    in about a second a gigabyte, and steps over it are then some percent faster. Where it has no such pages nothing happens.
 
     Args:
         tensors: any; those that are small, sparse, or not on the CPU are passed over.
 
     Returns:
-        The number of bytes that Linux has agreed to, or 0.
+        The number of bytes that Linux has agreed to, of memory shared by several tensors once, or 0.
+
+    Raises:
+        TypeError: not an iterable of tensors.
     """
-    agreed = 0
+    if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
+        raise TypeError(f"roundpipe_go: tensors is a {type(tensors).__name__}, want several, such as model.parameters()")
+    agreed, seen = 0, set()
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"roundpipe_go: tensors has a {type(tensor).__name__}, want tensors, such as model.parameters()")
         if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_cpu or tensor.layout is not torch.strided:
             continue
         storage = tensor.untyped_storage()
-        if storage.nbytes() < SMALLEST:
+        if storage.nbytes() < SMALLEST or storage.data_ptr() in seen:
             continue
+        seen.add(storage.data_ptr())
         begin = -(-storage.data_ptr() // _PAGE) * _PAGE
         end = (storage.data_ptr() + storage.nbytes()) // _PAGE * _PAGE
         if _madvise()(begin, end - begin, _HUGEPAGE) == 0:

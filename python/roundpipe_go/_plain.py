@@ -7,6 +7,7 @@ Plain are dense CPU tensors of one precision, with their state, in groups whose 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -25,10 +26,17 @@ def _has_accelerator() -> bool:
     return torch.accelerator.current_accelerator(check_available=True) is not None
 
 
+def _undisguised(function: Any) -> Any:
+    """The function that Dynamo, when it is loaded, wraps in torch's classes themselves."""
+    return getattr(function, "_torchdynamo_orig_callable", function)
+
+
+_INIT_GROUPS = frozenset(_undisguised(cls._init_group) for cls in (torch.optim.Adam, torch.optim.AdamW))
+
+
 def _init_group_is_torchs(optimizer: Optimizer) -> bool:
-    """Whether ``_init_group`` need not be called for a state that is there. Dynamo wraps it, in torch's classes themselves."""
-    function = getattr(optimizer._init_group, "__func__", None)  # type: ignore[attr-defined]
-    return function is torch.optim.Adam._init_group or function is torch.optim.AdamW._init_group
+    """Whether ``_init_group`` need not be called for a state that is there."""
+    return _undisguised(getattr(optimizer._init_group, "__func__", None)) in _INIT_GROUPS  # type: ignore[attr-defined]
 
 
 def step_plain(optimizer: Optimizer) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import threading
 
 import torch
 
@@ -15,13 +16,15 @@ BACKENDS = ("generic", "avx2", "avx512")
 
 SQUARE_ROOTS = ("auto", "ieee")
 
-MAX_THREADS = 4096
+MAX_THREADS = 1024
 """More than any machine of today has: a larger number is a mistake."""
 
 _num_threads: int | None = None
 _backend: str | None = None
 _square_root: str | None = None
 _in_force: tuple[int | None, int, str] | None = None
+_changing = threading.RLock()
+"""Held while a setting is changed, or those in force are put together, which takes several reads."""
 
 
 @functools.cache
@@ -37,10 +40,12 @@ def in_force() -> tuple[int, int, str]:
         ValueError, RuntimeError: one of the environment is of no use.
     """
     global _in_force
-    if _in_force is None:  # worth keeping: a step of a small tensor takes no longer than to look it all up
-        threads = get_num_threads() if _num_threads is not None or _switch("ROUNDPIPE_GO_NUM_THREADS") is not None else None
-        _in_force = threads, BACKENDS.index(get_backend()), get_square_root()
-    threads, backend, square_root = _in_force
+    found = _in_force
+    if found is None:  # worth keeping: a step of a small tensor takes no longer than to look it all up
+        with _changing:
+            threads = get_num_threads() if _num_threads is not None or _switch("ROUNDPIPE_GO_NUM_THREADS") is not None else None
+            _in_force = found = threads, BACKENDS.index(get_backend()), get_square_root()
+    threads, backend, square_root = found
     return torch.get_num_threads() if threads is None else threads, backend, square_root
 
 
@@ -48,7 +53,7 @@ def set_num_threads(num_threads: int | None) -> None:
     """Sets how many threads a step may use, the calling one included.
 
     Args:
-        num_threads: 1 to 4,096; None follows ``torch.get_num_threads()`` (the default), or the environment
+        num_threads: 1 to 1,024; None follows ``torch.get_num_threads()`` (the default), or the environment
             variable ``ROUNDPIPE_GO_NUM_THREADS`` where it is set. Results do not depend on it.
 
     Raises:
@@ -64,14 +69,15 @@ def set_num_threads(num_threads: int | None) -> None:
             raise ValueError(
                 f"roundpipe_go: num_threads is {num_threads}, want 1 to {MAX_THREADS}; None follows torch.get_num_threads()"
             )
-    _num_threads, _in_force = num_threads, None
+    with _changing:
+        _num_threads, _in_force = num_threads, None
 
 
 def get_num_threads() -> int:
     """Returns how many threads a step may use.
 
     Raises:
-        ValueError: ``ROUNDPIPE_GO_NUM_THREADS`` is set, but not to an integer from 1 to 4,096.
+        ValueError: ``ROUNDPIPE_GO_NUM_THREADS`` is set, but not to an integer from 1 to 1,024.
     """
     if _num_threads is not None:
         return _num_threads
@@ -106,7 +112,8 @@ def set_backend(backend: str | None) -> None:
     global _backend, _in_force
     if backend is not None:
         _check_backend(backend, "backend")
-    _backend, _in_force = backend, None
+    with _changing:
+        _backend, _in_force = backend, None
 
 
 def get_backend() -> str:
@@ -146,7 +153,8 @@ def set_square_root(square_root: str | None) -> None:
     global _square_root, _in_force
     if square_root is not None:
         _check_square_root(square_root, "square_root")
-    _square_root, _in_force = square_root, None
+    with _changing:
+        _square_root, _in_force = square_root, None
 
 
 def get_square_root() -> str:

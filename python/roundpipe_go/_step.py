@@ -137,13 +137,13 @@ class Kernels:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        arithmetic = torch_arithmetic(dtype)
+        threads, backend, square_root = _settings.in_force()  # before anything of the step is written
+        arithmetic = torch_arithmetic(dtype, square_root)
         self.unserved = arithmetic.why if arithmetic.square_root is None else None
         self.table = _descriptors.Table(dtype)
         self.written: list[Tensor] = []
         if arithmetic.square_root is not None:
             codes = ARITHMETICS.index(arithmetic.arithmetic), SQUARE_ROOTS.index(arithmetic.square_root)
-            threads, backend, square_root = _settings.in_force()  # before anything of the step is written
             self._settings = {"threads": threads, "backend": backend, "arithmetic": codes[0], "square_root": codes[1]}
             KNOWN[square_root][_binding.DTYPES.index(dtype)] = codes
 
@@ -222,11 +222,11 @@ class Step:
         if self._order_matters():
             _run_by_torch([_Call(lists, options, _SHARED) for lists, options in self._added])
             return
-        _run_by_torch(self._unserved)
         served = [kernels for kernels in self._kernels.values() if kernels.table.num_rows > 0]
+        calls = [kernels.call() for kernels in served]
+        _run_by_torch(self._unserved)
         if not served:
             return
-        calls = [kernels.call() for kernels in served]
         # Before the call: Ctrl-C after it would leave written tensors with old versions.
         increment_version([tensor for kernels in served for tensor in kernels.written])
         if _binding.step(calls):

@@ -199,6 +199,11 @@ def _detect(setting: str, dtype: torch.dtype) -> TorchArithmetic:
     return TorchArithmetic(arithmetic, square_root, f"torch's CPU capability is {capability}; {why}")
 
 
-def torch_arithmetic(dtype: torch.dtype = torch.float32) -> TorchArithmetic:
-    """What this process's torch computes with in float32 or float64; found at the first call, in about a tenth of a second."""
-    return _detect(_settings.get_square_root(), dtype)
+def torch_arithmetic(dtype: torch.dtype = torch.float32, setting: str | None = None) -> TorchArithmetic:
+    """What this process's torch computes with in float32 or float64; found at the first call, in some tenths of a second.
+
+    Args:
+        dtype: of the elements.
+        setting: "auto" or "ieee"; None takes the one in force.
+    """
+    return _detect(setting or _settings.get_square_root(), dtype)

@@ -19,9 +19,10 @@ from ._plain import PLAIN_STEP, step_plain
 from ._step import Lists, Options, Step
 
 
-def _moments(states: Iterable[dict[str, Any]]) -> list[Tensor]:
+def _moments(states: Iterable[Any]) -> list[Tensor]:
     """The tensors of optimizer states that are as large as their parameters."""
-    return [value for state in states for name, value in state.items() if name != "step" and isinstance(value, Tensor)]
+    own = [state for state in states if isinstance(state, dict)]  # users keep other things there as well
+    return [value for state in own for name, value in state.items() if name != "step" and isinstance(value, Tensor)]
 
 
 class Adam(torch.optim.Adam):

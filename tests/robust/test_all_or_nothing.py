@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import roundpipe_go
 from oracle import assert_equal_bits, assert_unchanged, snapshot
+from roundpipe_go import _step
 
 PACKAGE = str(Path(roundpipe_go.__file__).parent)
 
@@ -33,7 +35,7 @@ def two_precisions() -> list[dict[str, Any]]:
 
 
 def by_the_long_way() -> list[dict[str, Any]]:
-    return [{"params": [torch.linspace(-1, 1, 12).reshape(3, 4).t().requires_grad_(), *plain()[0]["params"]]}]
+    return [{**plain()[0], "lr": torch.tensor(0.1)}]
 
 
 def stepped(make_groups: Callable[[], list[dict[str, Any]]], steps: int) -> torch.optim.Optimizer:
@@ -93,6 +95,15 @@ class Interrupt:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self._trace
+
+
+@pytest.mark.parametrize(("make_groups", "groups"), [(plain, 0), (two_precisions, 2), (by_the_long_way, 1)])
+def test_the_ways_that_are_interrupted(make_groups, groups):
+    """How many groups go the long way; else the next test would try the same way thrice."""
+    optimizer = stepped(make_groups, 1)
+    with mock.patch.object(_step.Step, "add", autospec=True, side_effect=_step.Step.add) as add:
+        step(optimizer)
+    assert add.call_count == groups
 
 
 @pytest.mark.parametrize("make_groups", [plain, two_precisions, by_the_long_way], ids=lambda f: f.__name__)

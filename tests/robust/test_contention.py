@@ -279,6 +279,8 @@ def train(model):
 for model, twin in zip(models, twins_):
     hooked(model, roundpipe_go.AdamW)
     hooked(twin, torch.optim.AdamW)
+torch.set_num_threads(1)  # for the same gradients in the twin's turn
+roundpipe_go.set_num_threads(2)
 threads = [threading.Thread(target=train, args=(model,)) for model in models]
 side = trained(numel=100_000)
 for thread in threads:
@@ -286,11 +288,10 @@ for thread in threads:
 side.train(10)
 for thread in threads:
     thread.join()
-torch.set_num_threads(1)
 for model, twin in zip(models, twins_):
     train(twin)
     for ours, theirs in zip(model.parameters(), twin.parameters()):
-        assert torch.allclose(ours, theirs, atol=1e-4), "far apart"
+        assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 print("done")
 """
 
