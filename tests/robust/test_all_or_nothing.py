@@ -97,7 +97,7 @@ class Interrupt:
         return self._trace
 
 
-@pytest.mark.parametrize(("make_groups", "groups"), [(plain, 0), (two_precisions, 2), (by_the_long_way, 1)])
+@pytest.mark.parametrize(("make_groups", "groups"), [(plain, 0), (two_precisions, 3), (by_the_long_way, 1)])
 def test_the_ways_that_are_interrupted(make_groups, groups):
     """How many groups go the long way; else the next test would try the same way thrice."""
     optimizer = stepped(make_groups, 1)
