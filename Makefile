@@ -167,7 +167,7 @@ check-supply: $(VENV)/tested ## build inputs are pinned and hashed; nothing that
 	$(BIN)/python -m pytest -q tests/test_supply.py
 
 .PHONY: audit
-audit: $(VENV)-supply/tools $(VENV)/go ## known vulnerabilities in what we use; fails where vuln.go.dev or pypi.org is out of reach
+audit: $(VENV)-supply/tools $(VENV)/go ## known vulnerabilities in what we use; fails where their data is out of reach
 	go run $(GOVULNCHECK) ./...
 	$(VENV)-supply/bin/pip-audit --strict --disable-pip --require-hashes $(addprefix --requirement ,$(wildcard requirements/*.txt))
 
