@@ -39,8 +39,15 @@ class Alone:
         self._outermost = False
 
     def __enter__(self) -> None:
+        global _lock
         thread, key = get_ident(), id(self._optimizer)
-        with _lock:
+        lock = _lock
+        if not lock.acquire(
+            timeout=1
+        ):  # a thread that Ctrl-C has interrupted in here keeps it for good; others take microseconds
+            lock = _lock = RLock()
+            lock.acquire()
+        try:
             owner = _owners.get(key)
             if owner == thread:
                 return
@@ -52,11 +59,12 @@ class Alone:
                 )
             self._outermost = True
             _owners[key] = thread
+        finally:
+            lock.release()
 
     def __exit__(self, *_: object) -> None:
         if self._outermost:
-            with _lock:
-                _owners.pop(id(self._optimizer), None)
+            _owners.pop(id(self._optimizer), None)
 
 
 def _is_in_a_step(thread: int, optimizer: Optimizer) -> bool:
