@@ -33,6 +33,9 @@ PlainStep = Callable[[list[dict[str, Any]], dict[Any, Any], list[tuple[int, int]
 DTYPES = (torch.float32, torch.float64)
 """Types of elements, in the order of their codes in Go."""
 
+EXCHANGE_API = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+"""DLPack's C exchange API, which came with torch 2.10 or so, and without which no step is plain; else None."""
+
 LIBRARY_FUNCTIONS = {torch.float32: "vmsSqrt", torch.float64: "vmdSqrt"}
 """oneMKL's square roots, which torch's official wheels call and export."""
 
@@ -142,21 +145,20 @@ def library_square_root(dtype: torch.dtype) -> bool:
 def plain_step() -> PlainStep | None:
     """The function ``step`` of pybind/step.c, which has its description.
 
-    None in a forked child, and with a torch that lacks what it needs: DLPack's C exchange API came in 2.10 or so.
+    None in a forked child, and with a torch that lacks what it needs.
     """
     return None if _forked else _plain_step()
 
 
 @functools.cache
 def _plain_step() -> PlainStep | None:
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    places = _places.learn() if capsule is not None else None
+    places = _places.learn() if EXCHANGE_API is not None else None
     if places is None:
         return None
     function = ctypes.PyDLL(_module().__file__).roundpipe_go_plain_step
     function.argtypes, function.restype = [ctypes.py_object] * 4, ctypes.py_object
     try:
-        step = function(capsule, torch.Tensor, torch.nn.Parameter, tuple(places))
+        step = function(EXCHANGE_API, torch.Tensor, torch.nn.Parameter, tuple(places))
     except (ImportError, ValueError):  # another version of the interface, or another name
         return None
     return cast("PlainStep", step)

@@ -16,9 +16,6 @@ from . import _binding
 from ._settings import in_force
 from ._step import KNOWN, tracing
 
-PLAIN_STEP = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-"""Whether torch has DLPack's C exchange API, which came in 2.10 or so, and without which no step is plain."""
-
 
 @functools.cache
 def _has_accelerator() -> bool:

@@ -13,9 +13,10 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ._alone import Alone
+from ._binding import EXCHANGE_API
 from ._fallback import DECOUPLED_IN_ADAM, existing_threads, torch_adam
 from ._memory import use_huge_pages
-from ._plain import PLAIN_STEP, step_plain
+from ._plain import step_plain
 from ._step import Lists, Options, Step
 
 
@@ -73,7 +74,7 @@ class Adam(torch.optim.Adam):
         """
         # Dynamo runs a frame without tensor operations, such as this one, uncompiled, where is_compiling() is False. (torch 2.6's
         # dynamo() gives away a reference that it does not own; there the way is not available.)
-        if closure is None and PLAIN_STEP and dynamo() is None:
+        if closure is None and EXCHANGE_API is not None and dynamo() is None:
             with Alone(self):
                 if step_plain(self):
                     return None
