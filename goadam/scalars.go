@@ -69,7 +69,7 @@ func (o Options) Group(step float64) (Group, error) {
 // narrow rounds each scalar once to the type of the elements, as torch does when it hands a Python number to a kernel. NaN
 // and infinities pass: torch computes with them.
 func narrow[T kernel.Float](s Scalars, mxcsr uint32) kernel.Scalars[T] {
-	return kernel.Scalars[T]{
+	narrowed := kernel.Scalars[T]{
 		Decay:               T(s.WeightDecay),
 		OneMinusBeta1:       T(s.OneMinusBeta1),
 		Beta2:               T(s.Beta2),
@@ -79,4 +79,6 @@ func narrow[T kernel.Float](s Scalars, mxcsr uint32) kernel.Scalars[T] {
 		NegStepSize:         T(-s.StepSize),
 		MXCSR:               mxcsr,
 	}
+	narrowed.Invert()
+	return narrowed
 }

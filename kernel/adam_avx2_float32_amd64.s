@@ -5,7 +5,7 @@
 #include "textflag.h"
 
 // func adamAVX2_float32_none_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -16,7 +16,7 @@ TEXT ·adamAVX2_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -26,44 +26,52 @@ TEXT ·adamAVX2_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS 16(DI), Y4
-	VBROADCASTSS 20(DI), Y5
-	VBROADCASTSS 24(DI), Y6
+	VBROADCASTSS 28(DI), Y4
+	VBROADCASTSS 32(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Y8
-	VSUBPS      Y8, Y7, Y9
-	VBLENDVPS   Y1, Y7, Y8, Y8
-	VFMADD231PS Y9, Y0, Y8
-	VMOVUPS     Y8, (DX)(DI*4)
+	VMOVUPS     (DX)(DI*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Y9
-	VMULPS      Y2, Y9, Y9
-	VMULPS      Y3, Y7, Y10
-	VFMADD231PS Y7, Y10, Y9
-	VMOVUPS     Y9, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y9, Y7
+	VSQRTPS Y10, Y8
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y7, Y7
-	VADDPS  Y5, Y7, Y7
-	VMOVUPS (AX)(DI*4), Y9
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y8, Y10
+	VFMADD231PS Y4, Y8, Y10
+	VADDPS      Y6, Y10, Y8
+	VMOVUPS     (AX)(DI*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y8, Y8
-	VDIVPS  Y7, Y8, Y7
-	VADDPS  Y7, Y9, Y7
-	VMOVUPS Y7, (AX)(DI*4)
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(DI*4)
 	ADDQ    $0x08, DI
 	JMP     body
 
@@ -74,36 +82,37 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R8
 	NEGQ       SI
-	VMOVUPS    32(R8)(SI*4), Y7
-	VMASKMOVPS (CX)(DI*4), Y7, Y8
+	VMOVUPS    32(R8)(SI*4), Y8
+	VMASKMOVPS (CX)(DI*4), Y8, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(DI*4), Y7, Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y1
-	VFMADD231PS Y10, Y0, Y1
-	VMASKMOVPS  Y1, Y7, (DX)(DI*4)
+	VMASKMOVPS  (DX)(DI*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(DI*4), Y7, Y0
+	VMASKMOVPS  (BX)(DI*4), Y8, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y8, Y2
-	VFMADD231PS Y8, Y2, Y0
-	VMASKMOVPS  Y0, Y7, (BX)(DI*4)
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(DI*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y0, Y0
-	VADDPS     Y5, Y0, Y0
-	VMASKMOVPS (AX)(DI*4), Y7, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y0, Y2
+	VFMADD231PS Y4, Y0, Y2
+	VADDPS      Y6, Y2, Y0
+	VMASKMOVPS  (AX)(DI*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y7, (AX)(DI*4)
+	VMASKMOVPS Y0, Y8, (AX)(DI*4)
 
 done:
 	VLDMXCSR (SP)
@@ -159,7 +168,7 @@ DATA active<>+60(SB)/4, $0x00000000
 GLOBL active<>(SB), RODATA|NOPTR, $64
 
 // func adamAVX2_float32_none_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -170,7 +179,7 @@ TEXT ·adamAVX2_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -180,47 +189,55 @@ TEXT ·adamAVX2_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS 16(DI), Y4
-	VBROADCASTSS 20(DI), Y5
-	VBROADCASTSS 24(DI), Y6
+	VBROADCASTSS 28(DI), Y4
+	VBROADCASTSS 32(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y7, Y7
+	VXORPS signBit<>+0(SB), Y8, Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Y8
-	VSUBPS      Y8, Y7, Y9
-	VBLENDVPS   Y1, Y7, Y8, Y8
-	VFMADD231PS Y9, Y0, Y8
-	VMOVUPS     Y8, (DX)(DI*4)
+	VMOVUPS     (DX)(DI*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Y9
-	VMULPS      Y2, Y9, Y9
-	VMULPS      Y3, Y7, Y10
-	VFMADD231PS Y7, Y10, Y9
-	VMOVUPS     Y9, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y9, Y7
+	VSQRTPS Y10, Y8
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y7, Y7
-	VADDPS  Y5, Y7, Y7
-	VMOVUPS (AX)(DI*4), Y9
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y8, Y10
+	VFMADD231PS Y4, Y8, Y10
+	VADDPS      Y6, Y10, Y8
+	VMOVUPS     (AX)(DI*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y8, Y8
-	VDIVPS  Y7, Y8, Y7
-	VADDPS  Y7, Y9, Y7
-	VMOVUPS Y7, (AX)(DI*4)
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(DI*4)
 	ADDQ    $0x08, DI
 	JMP     body
 
@@ -231,39 +248,40 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R8
 	NEGQ       SI
-	VMOVUPS    32(R8)(SI*4), Y7
-	VMASKMOVPS (CX)(DI*4), Y7, Y8
+	VMOVUPS    32(R8)(SI*4), Y8
+	VMASKMOVPS (CX)(DI*4), Y8, Y9
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y8, Y8
+	VXORPS signBit<>+0(SB), Y9, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(DI*4), Y7, Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y1
-	VFMADD231PS Y10, Y0, Y1
-	VMASKMOVPS  Y1, Y7, (DX)(DI*4)
+	VMASKMOVPS  (DX)(DI*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(DI*4), Y7, Y0
+	VMASKMOVPS  (BX)(DI*4), Y8, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y8, Y2
-	VFMADD231PS Y8, Y2, Y0
-	VMASKMOVPS  Y0, Y7, (BX)(DI*4)
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(DI*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y0, Y0
-	VADDPS     Y5, Y0, Y0
-	VMASKMOVPS (AX)(DI*4), Y7, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y0, Y2
+	VFMADD231PS Y4, Y0, Y2
+	VADDPS      Y6, Y2, Y0
+	VMASKMOVPS  (AX)(DI*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y7, (AX)(DI*4)
+	VMASKMOVPS Y0, Y8, (AX)(DI*4)
 
 done:
 	VLDMXCSR (SP)
@@ -281,7 +299,7 @@ DATA signBit<>+28(SB)/4, $0x80000000
 GLOBL signBit<>(SB), RODATA|NOPTR, $32
 
 // func adamAVX2_float32_none_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -293,7 +311,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -303,51 +321,60 @@ TEXT ·adamAVX2_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS 16(R8), Y4
-	VBROADCASTSS 20(R8), Y5
-	VBROADCASTSS 24(R8), Y6
+	VBROADCASTSS 28(R8), Y4
+	VBROADCASTSS 32(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Y8
-	VSUBPS      Y8, Y7, Y9
-	VBLENDVPS   Y1, Y7, Y8, Y8
-	VFMADD231PS Y9, Y0, Y8
-	VMOVUPS     Y8, (DX)(R8*4)
+	VMOVUPS     (DX)(R8*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Y9
-	VMULPS      Y2, Y9, Y9
-	VMULPS      Y3, Y7, Y10
-	VFMADD231PS Y7, Y10, Y9
-	VMOVUPS     Y9, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS (SI)(R8*4), Y7
-	VCMPPS  $0x03, Y9, Y7, Y10
-	VMAXPS  Y9, Y7, Y7
-	VORPS   Y10, Y7, Y7
-	VMOVUPS Y7, (SI)(R8*4)
+	VMOVUPS (SI)(R8*4), Y8
+	VCMPPS  $0x03, Y10, Y8, Y11
+	VMAXPS  Y10, Y8, Y8
+	VORPS   Y11, Y8, Y8
+	VMOVUPS Y8, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y7, Y7
+	VSQRTPS Y8, Y8
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y7, Y7
-	VADDPS  Y5, Y7, Y7
-	VMOVUPS (AX)(R8*4), Y9
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y8, Y10
+	VFMADD231PS Y4, Y8, Y10
+	VADDPS      Y6, Y10, Y8
+	VMOVUPS     (AX)(R8*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y8, Y8
-	VDIVPS  Y7, Y8, Y7
-	VADDPS  Y7, Y9, Y7
-	VMOVUPS Y7, (AX)(R8*4)
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(R8*4)
 	ADDQ    $0x08, R8
 	JMP     body
 
@@ -358,43 +385,44 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R9
 	NEGQ       DI
-	VMOVUPS    32(R9)(DI*4), Y7
-	VMASKMOVPS (CX)(R8*4), Y7, Y8
+	VMOVUPS    32(R9)(DI*4), Y8
+	VMASKMOVPS (CX)(R8*4), Y8, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(R8*4), Y7, Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y1
-	VFMADD231PS Y10, Y0, Y1
-	VMASKMOVPS  Y1, Y7, (DX)(R8*4)
+	VMASKMOVPS  (DX)(R8*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(R8*4), Y7, Y0
+	VMASKMOVPS  (BX)(R8*4), Y8, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y8, Y2
-	VFMADD231PS Y8, Y2, Y0
-	VMASKMOVPS  Y0, Y7, (BX)(R8*4)
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMASKMOVPS (SI)(R8*4), Y7, Y2
+	VMASKMOVPS (SI)(R8*4), Y8, Y2
 	VCMPPS     $0x03, Y0, Y2, Y3
 	VMAXPS     Y0, Y2, Y0
 	VORPS      Y3, Y0, Y0
-	VMASKMOVPS Y0, Y7, (SI)(R8*4)
+	VMASKMOVPS Y0, Y8, (SI)(R8*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y0, Y0
-	VADDPS     Y5, Y0, Y0
-	VMASKMOVPS (AX)(R8*4), Y7, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y0, Y2
+	VFMADD231PS Y4, Y0, Y2
+	VADDPS      Y6, Y2, Y0
+	VMASKMOVPS  (AX)(R8*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y7, (AX)(R8*4)
+	VMASKMOVPS Y0, Y8, (AX)(R8*4)
 
 done:
 	VLDMXCSR (SP)
@@ -402,7 +430,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -414,7 +442,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -424,54 +452,63 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS 16(R8), Y4
-	VBROADCASTSS 20(R8), Y5
-	VBROADCASTSS 24(R8), Y6
+	VBROADCASTSS 28(R8), Y4
+	VBROADCASTSS 32(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y7, Y7
+	VXORPS signBit<>+0(SB), Y8, Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Y8
-	VSUBPS      Y8, Y7, Y9
-	VBLENDVPS   Y1, Y7, Y8, Y8
-	VFMADD231PS Y9, Y0, Y8
-	VMOVUPS     Y8, (DX)(R8*4)
+	VMOVUPS     (DX)(R8*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Y9
-	VMULPS      Y2, Y9, Y9
-	VMULPS      Y3, Y7, Y10
-	VFMADD231PS Y7, Y10, Y9
-	VMOVUPS     Y9, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS (SI)(R8*4), Y7
-	VCMPPS  $0x03, Y9, Y7, Y10
-	VMAXPS  Y9, Y7, Y7
-	VORPS   Y10, Y7, Y7
-	VMOVUPS Y7, (SI)(R8*4)
+	VMOVUPS (SI)(R8*4), Y8
+	VCMPPS  $0x03, Y10, Y8, Y11
+	VMAXPS  Y10, Y8, Y8
+	VORPS   Y11, Y8, Y8
+	VMOVUPS Y8, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y7, Y7
+	VSQRTPS Y8, Y8
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y7, Y7
-	VADDPS  Y5, Y7, Y7
-	VMOVUPS (AX)(R8*4), Y9
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y8, Y10
+	VFMADD231PS Y4, Y8, Y10
+	VADDPS      Y6, Y10, Y8
+	VMOVUPS     (AX)(R8*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y8, Y8
-	VDIVPS  Y7, Y8, Y7
-	VADDPS  Y7, Y9, Y7
-	VMOVUPS Y7, (AX)(R8*4)
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(R8*4)
 	ADDQ    $0x08, R8
 	JMP     body
 
@@ -482,46 +519,47 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R9
 	NEGQ       DI
-	VMOVUPS    32(R9)(DI*4), Y7
-	VMASKMOVPS (CX)(R8*4), Y7, Y8
+	VMOVUPS    32(R9)(DI*4), Y8
+	VMASKMOVPS (CX)(R8*4), Y8, Y9
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y8, Y8
+	VXORPS signBit<>+0(SB), Y9, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(R8*4), Y7, Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y1
-	VFMADD231PS Y10, Y0, Y1
-	VMASKMOVPS  Y1, Y7, (DX)(R8*4)
+	VMASKMOVPS  (DX)(R8*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(R8*4), Y7, Y0
+	VMASKMOVPS  (BX)(R8*4), Y8, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y8, Y2
-	VFMADD231PS Y8, Y2, Y0
-	VMASKMOVPS  Y0, Y7, (BX)(R8*4)
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMASKMOVPS (SI)(R8*4), Y7, Y2
+	VMASKMOVPS (SI)(R8*4), Y8, Y2
 	VCMPPS     $0x03, Y0, Y2, Y3
 	VMAXPS     Y0, Y2, Y0
 	VORPS      Y3, Y0, Y0
-	VMASKMOVPS Y0, Y7, (SI)(R8*4)
+	VMASKMOVPS Y0, Y8, (SI)(R8*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y0, Y0
-	VADDPS     Y5, Y0, Y0
-	VMASKMOVPS (AX)(R8*4), Y7, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y5, Y0, Y2
+	VFMADD231PS Y4, Y0, Y2
+	VADDPS      Y6, Y2, Y0
+	VMASKMOVPS  (AX)(R8*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y7, (AX)(R8*4)
+	VMASKMOVPS Y0, Y8, (AX)(R8*4)
 
 done:
 	VLDMXCSR (SP)
@@ -529,7 +567,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -540,7 +578,7 @@ TEXT ·adamAVX2_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -551,48 +589,56 @@ TEXT ·adamAVX2_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(DI), Y3
 	VBROADCASTSS 12(DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
+	VBROADCASTSS 28(DI), Y5
+	VBROADCASTSS 32(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(DI*4), Y9
-	VFMADD231PS Y0, Y9, Y8
+	VMOVUPS     (AX)(DI*4), Y10
+	VFMADD231PS Y0, Y10, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y2, Y8, Y9, Y9
-	VFMADD231PS Y10, Y1, Y9
-	VMOVUPS     Y9, (DX)(DI*4)
+	VMOVUPS     (DX)(DI*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y2, Y9, Y10, Y10
+	VFMADD231PS Y11, Y1, Y10
+	VMOVUPS     Y10, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Y10
-	VMULPS      Y3, Y10, Y10
-	VMULPS      Y4, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Y11
+	VMULPS      Y3, Y11, Y11
+	VMULPS      Y4, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y10, Y8
+	VSQRTPS Y11, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(DI*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(DI*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(DI*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(DI*4)
 	ADDQ    $0x08, DI
 	JMP     body
 
@@ -603,40 +649,41 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R8
 	NEGQ       SI
-	VMOVUPS    32(R8)(SI*4), Y8
-	VMASKMOVPS (CX)(DI*4), Y8, Y9
+	VMOVUPS    32(R8)(SI*4), Y9
+	VMASKMOVPS (CX)(DI*4), Y9, Y10
 
 	// grad = fma(param, decay, grad)
-	VMASKMOVPS  (AX)(DI*4), Y8, Y10
-	VFMADD231PS Y0, Y10, Y9
+	VMASKMOVPS  (AX)(DI*4), Y9, Y11
+	VFMADD231PS Y0, Y11, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(DI*4), Y8, Y0
-	VSUBPS      Y0, Y9, Y10
-	VBLENDVPS   Y2, Y9, Y0, Y0
-	VFMADD231PS Y10, Y1, Y0
-	VMASKMOVPS  Y0, Y8, (DX)(DI*4)
+	VMASKMOVPS  (DX)(DI*4), Y9, Y0
+	VSUBPS      Y0, Y10, Y11
+	VBLENDVPS   Y2, Y10, Y0, Y0
+	VFMADD231PS Y11, Y1, Y0
+	VMASKMOVPS  Y0, Y9, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(DI*4), Y8, Y1
+	VMASKMOVPS  (BX)(DI*4), Y9, Y1
 	VMULPS      Y3, Y1, Y1
-	VMULPS      Y4, Y9, Y2
-	VFMADD231PS Y9, Y2, Y1
-	VMASKMOVPS  Y1, Y8, (BX)(DI*4)
+	VMULPS      Y4, Y10, Y2
+	VFMADD231PS Y10, Y2, Y1
+	VMASKMOVPS  Y1, Y9, (BX)(DI*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y1, Y1
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y1, Y1
-	VADDPS     Y6, Y1, Y1
-	VMASKMOVPS (AX)(DI*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y1, Y2
+	VFMADD231PS Y5, Y1, Y2
+	VADDPS      Y7, Y2, Y1
+	VMASKMOVPS  (AX)(DI*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+	VMASKMOVPS Y0, Y9, (AX)(DI*4)
 
 done:
 	VLDMXCSR (SP)
@@ -644,7 +691,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -655,7 +702,7 @@ TEXT ·adamAVX2_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -666,51 +713,59 @@ TEXT ·adamAVX2_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(DI), Y3
 	VBROADCASTSS 12(DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
+	VBROADCASTSS 28(DI), Y5
+	VBROADCASTSS 32(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y8, Y8
+	VXORPS signBit<>+0(SB), Y9, Y9
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(DI*4), Y9
-	VFMADD231PS Y0, Y9, Y8
+	VMOVUPS     (AX)(DI*4), Y10
+	VFMADD231PS Y0, Y10, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y2, Y8, Y9, Y9
-	VFMADD231PS Y10, Y1, Y9
-	VMOVUPS     Y9, (DX)(DI*4)
+	VMOVUPS     (DX)(DI*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y2, Y9, Y10, Y10
+	VFMADD231PS Y11, Y1, Y10
+	VMOVUPS     Y10, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Y10
-	VMULPS      Y3, Y10, Y10
-	VMULPS      Y4, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Y11
+	VMULPS      Y3, Y11, Y11
+	VMULPS      Y4, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y10, Y8
+	VSQRTPS Y11, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(DI*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(DI*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(DI*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(DI*4)
 	ADDQ    $0x08, DI
 	JMP     body
 
@@ -721,43 +776,44 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R8
 	NEGQ       SI
-	VMOVUPS    32(R8)(SI*4), Y8
-	VMASKMOVPS (CX)(DI*4), Y8, Y9
+	VMOVUPS    32(R8)(SI*4), Y9
+	VMASKMOVPS (CX)(DI*4), Y9, Y10
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y9, Y9
+	VXORPS signBit<>+0(SB), Y10, Y10
 
 	// grad = fma(param, decay, grad)
-	VMASKMOVPS  (AX)(DI*4), Y8, Y10
-	VFMADD231PS Y0, Y10, Y9
+	VMASKMOVPS  (AX)(DI*4), Y9, Y11
+	VFMADD231PS Y0, Y11, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(DI*4), Y8, Y0
-	VSUBPS      Y0, Y9, Y10
-	VBLENDVPS   Y2, Y9, Y0, Y0
-	VFMADD231PS Y10, Y1, Y0
-	VMASKMOVPS  Y0, Y8, (DX)(DI*4)
+	VMASKMOVPS  (DX)(DI*4), Y9, Y0
+	VSUBPS      Y0, Y10, Y11
+	VBLENDVPS   Y2, Y10, Y0, Y0
+	VFMADD231PS Y11, Y1, Y0
+	VMASKMOVPS  Y0, Y9, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(DI*4), Y8, Y1
+	VMASKMOVPS  (BX)(DI*4), Y9, Y1
 	VMULPS      Y3, Y1, Y1
-	VMULPS      Y4, Y9, Y2
-	VFMADD231PS Y9, Y2, Y1
-	VMASKMOVPS  Y1, Y8, (BX)(DI*4)
+	VMULPS      Y4, Y10, Y2
+	VFMADD231PS Y10, Y2, Y1
+	VMASKMOVPS  Y1, Y9, (BX)(DI*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y1, Y1
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y1, Y1
-	VADDPS     Y6, Y1, Y1
-	VMASKMOVPS (AX)(DI*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y1, Y2
+	VFMADD231PS Y5, Y1, Y2
+	VADDPS      Y7, Y2, Y1
+	VMASKMOVPS  (AX)(DI*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+	VMASKMOVPS Y0, Y9, (AX)(DI*4)
 
 done:
 	VLDMXCSR (SP)
@@ -765,7 +821,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -777,7 +833,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -788,55 +844,64 @@ TEXT ·adamAVX2_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(R8), Y3
 	VBROADCASTSS 12(R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
+	VBROADCASTSS 28(R8), Y5
+	VBROADCASTSS 32(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(R8*4), Y9
-	VFMADD231PS Y0, Y9, Y8
+	VMOVUPS     (AX)(R8*4), Y10
+	VFMADD231PS Y0, Y10, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y2, Y8, Y9, Y9
-	VFMADD231PS Y10, Y1, Y9
-	VMOVUPS     Y9, (DX)(R8*4)
+	VMOVUPS     (DX)(R8*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y2, Y9, Y10, Y10
+	VFMADD231PS Y11, Y1, Y10
+	VMOVUPS     Y10, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Y10
-	VMULPS      Y3, Y10, Y10
-	VMULPS      Y4, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Y11
+	VMULPS      Y3, Y11, Y11
+	VMULPS      Y4, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS (SI)(R8*4), Y8
-	VCMPPS  $0x03, Y10, Y8, Y11
-	VMAXPS  Y10, Y8, Y8
-	VORPS   Y11, Y8, Y8
-	VMOVUPS Y8, (SI)(R8*4)
+	VMOVUPS (SI)(R8*4), Y9
+	VCMPPS  $0x03, Y11, Y9, Y12
+	VMAXPS  Y11, Y9, Y9
+	VORPS   Y12, Y9, Y9
+	VMOVUPS Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y8, Y8
+	VSQRTPS Y9, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(R8*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(R8*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(R8*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(R8*4)
 	ADDQ    $0x08, R8
 	JMP     body
 
@@ -847,47 +912,48 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R9
 	NEGQ       DI
-	VMOVUPS    32(R9)(DI*4), Y8
-	VMASKMOVPS (CX)(R8*4), Y8, Y9
+	VMOVUPS    32(R9)(DI*4), Y9
+	VMASKMOVPS (CX)(R8*4), Y9, Y10
 
 	// grad = fma(param, decay, grad)
-	VMASKMOVPS  (AX)(R8*4), Y8, Y10
-	VFMADD231PS Y0, Y10, Y9
+	VMASKMOVPS  (AX)(R8*4), Y9, Y11
+	VFMADD231PS Y0, Y11, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(R8*4), Y8, Y0
-	VSUBPS      Y0, Y9, Y10
-	VBLENDVPS   Y2, Y9, Y0, Y0
-	VFMADD231PS Y10, Y1, Y0
-	VMASKMOVPS  Y0, Y8, (DX)(R8*4)
+	VMASKMOVPS  (DX)(R8*4), Y9, Y0
+	VSUBPS      Y0, Y10, Y11
+	VBLENDVPS   Y2, Y10, Y0, Y0
+	VFMADD231PS Y11, Y1, Y0
+	VMASKMOVPS  Y0, Y9, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(R8*4), Y8, Y1
+	VMASKMOVPS  (BX)(R8*4), Y9, Y1
 	VMULPS      Y3, Y1, Y1
-	VMULPS      Y4, Y9, Y2
-	VFMADD231PS Y9, Y2, Y1
-	VMASKMOVPS  Y1, Y8, (BX)(R8*4)
+	VMULPS      Y4, Y10, Y2
+	VFMADD231PS Y10, Y2, Y1
+	VMASKMOVPS  Y1, Y9, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VMASKMOVPS (SI)(R8*4), Y9, Y2
 	VCMPPS     $0x03, Y1, Y2, Y3
 	VMAXPS     Y1, Y2, Y1
 	VORPS      Y3, Y1, Y1
-	VMASKMOVPS Y1, Y8, (SI)(R8*4)
+	VMASKMOVPS Y1, Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y1, Y1
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y1, Y1
-	VADDPS     Y6, Y1, Y1
-	VMASKMOVPS (AX)(R8*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y1, Y2
+	VFMADD231PS Y5, Y1, Y2
+	VADDPS      Y7, Y2, Y1
+	VMASKMOVPS  (AX)(R8*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+	VMASKMOVPS Y0, Y9, (AX)(R8*4)
 
 done:
 	VLDMXCSR (SP)
@@ -895,7 +961,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -907,7 +973,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -918,58 +984,67 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(R8), Y3
 	VBROADCASTSS 12(R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
+	VBROADCASTSS 28(R8), Y5
+	VBROADCASTSS 32(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y8, Y8
+	VXORPS signBit<>+0(SB), Y9, Y9
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(R8*4), Y9
-	VFMADD231PS Y0, Y9, Y8
+	VMOVUPS     (AX)(R8*4), Y10
+	VFMADD231PS Y0, Y10, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y2, Y8, Y9, Y9
-	VFMADD231PS Y10, Y1, Y9
-	VMOVUPS     Y9, (DX)(R8*4)
+	VMOVUPS     (DX)(R8*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y2, Y9, Y10, Y10
+	VFMADD231PS Y11, Y1, Y10
+	VMOVUPS     Y10, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Y10
-	VMULPS      Y3, Y10, Y10
-	VMULPS      Y4, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Y11
+	VMULPS      Y3, Y11, Y11
+	VMULPS      Y4, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS (SI)(R8*4), Y8
-	VCMPPS  $0x03, Y10, Y8, Y11
-	VMAXPS  Y10, Y8, Y8
-	VORPS   Y11, Y8, Y8
-	VMOVUPS Y8, (SI)(R8*4)
+	VMOVUPS (SI)(R8*4), Y9
+	VCMPPS  $0x03, Y11, Y9, Y12
+	VMAXPS  Y11, Y9, Y9
+	VORPS   Y12, Y9, Y9
+	VMOVUPS Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y8, Y8
+	VSQRTPS Y9, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(R8*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(R8*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(R8*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(R8*4)
 	ADDQ    $0x08, R8
 	JMP     body
 
@@ -980,50 +1055,51 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R9
 	NEGQ       DI
-	VMOVUPS    32(R9)(DI*4), Y8
-	VMASKMOVPS (CX)(R8*4), Y8, Y9
+	VMOVUPS    32(R9)(DI*4), Y9
+	VMASKMOVPS (CX)(R8*4), Y9, Y10
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y9, Y9
+	VXORPS signBit<>+0(SB), Y10, Y10
 
 	// grad = fma(param, decay, grad)
-	VMASKMOVPS  (AX)(R8*4), Y8, Y10
-	VFMADD231PS Y0, Y10, Y9
+	VMASKMOVPS  (AX)(R8*4), Y9, Y11
+	VFMADD231PS Y0, Y11, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(R8*4), Y8, Y0
-	VSUBPS      Y0, Y9, Y10
-	VBLENDVPS   Y2, Y9, Y0, Y0
-	VFMADD231PS Y10, Y1, Y0
-	VMASKMOVPS  Y0, Y8, (DX)(R8*4)
+	VMASKMOVPS  (DX)(R8*4), Y9, Y0
+	VSUBPS      Y0, Y10, Y11
+	VBLENDVPS   Y2, Y10, Y0, Y0
+	VFMADD231PS Y11, Y1, Y0
+	VMASKMOVPS  Y0, Y9, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(R8*4), Y8, Y1
+	VMASKMOVPS  (BX)(R8*4), Y9, Y1
 	VMULPS      Y3, Y1, Y1
-	VMULPS      Y4, Y9, Y2
-	VFMADD231PS Y9, Y2, Y1
-	VMASKMOVPS  Y1, Y8, (BX)(R8*4)
+	VMULPS      Y4, Y10, Y2
+	VFMADD231PS Y10, Y2, Y1
+	VMASKMOVPS  Y1, Y9, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VMASKMOVPS (SI)(R8*4), Y9, Y2
 	VCMPPS     $0x03, Y1, Y2, Y3
 	VMAXPS     Y1, Y2, Y1
 	VORPS      Y3, Y1, Y1
-	VMASKMOVPS Y1, Y8, (SI)(R8*4)
+	VMASKMOVPS Y1, Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y1, Y1
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y1, Y1
-	VADDPS     Y6, Y1, Y1
-	VMASKMOVPS (AX)(R8*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y1, Y2
+	VFMADD231PS Y5, Y1, Y2
+	VADDPS      Y7, Y2, Y1
+	VMASKMOVPS  (AX)(R8*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+	VMASKMOVPS Y0, Y9, (AX)(R8*4)
 
 done:
 	VLDMXCSR (SP)
@@ -1031,7 +1107,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1042,7 +1118,7 @@ TEXT ·adamAVX2_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1053,47 +1129,55 @@ TEXT ·adamAVX2_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
 	VBROADCASTSS (DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
+	VBROADCASTSS 28(DI), Y5
+	VBROADCASTSS 32(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y9
-	VFMADD231PS Y10, Y0, Y9
-	VMOVUPS     Y9, (DX)(DI*4)
+	VMOVUPS     (DX)(DI*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y10
+	VFMADD231PS Y11, Y0, Y10
+	VMOVUPS     Y10, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Y10
-	VMULPS      Y2, Y10, Y10
-	VMULPS      Y3, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Y11
+	VMULPS      Y2, Y11, Y11
+	VMULPS      Y3, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y10, Y8
+	VSQRTPS Y11, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(DI*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(DI*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y10, Y10
+	VMULPS Y4, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(DI*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(DI*4)
 	ADDQ    $0x08, DI
 	JMP     body
 
@@ -1104,39 +1188,40 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R8
 	NEGQ       SI
-	VMOVUPS    32(R8)(SI*4), Y8
-	VMASKMOVPS (CX)(DI*4), Y8, Y9
+	VMOVUPS    32(R8)(SI*4), Y9
+	VMASKMOVPS (CX)(DI*4), Y9, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(DI*4), Y8, Y10
-	VSUBPS      Y10, Y9, Y11
-	VBLENDVPS   Y1, Y9, Y10, Y1
-	VFMADD231PS Y11, Y0, Y1
-	VMASKMOVPS  Y1, Y8, (DX)(DI*4)
+	VMASKMOVPS  (DX)(DI*4), Y9, Y11
+	VSUBPS      Y11, Y10, Y12
+	VBLENDVPS   Y1, Y10, Y11, Y1
+	VFMADD231PS Y12, Y0, Y1
+	VMASKMOVPS  Y1, Y9, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(DI*4), Y8, Y0
+	VMASKMOVPS  (BX)(DI*4), Y9, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y9, Y2
-	VFMADD231PS Y9, Y2, Y0
-	VMASKMOVPS  Y0, Y8, (BX)(DI*4)
+	VMULPS      Y3, Y10, Y2
+	VFMADD231PS Y10, Y2, Y0
+	VMASKMOVPS  Y0, Y9, (BX)(DI*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y0, Y0
-	VADDPS     Y6, Y0, Y0
-	VMASKMOVPS (AX)(DI*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y0, Y2
+	VFMADD231PS Y5, Y0, Y2
+	VADDPS      Y7, Y2, Y0
+	VMASKMOVPS  (AX)(DI*4), Y9, Y2
 
 	// param = param*decay
 	VMULPS Y4, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+	VMASKMOVPS Y0, Y9, (AX)(DI*4)
 
 done:
 	VLDMXCSR (SP)
@@ -1144,7 +1229,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1155,7 +1240,7 @@ TEXT ·adamAVX2_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1166,50 +1251,58 @@ TEXT ·adamAVX2_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
 	VBROADCASTSS (DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
+	VBROADCASTSS 28(DI), Y5
+	VBROADCASTSS 32(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y8, Y8
+	VXORPS signBit<>+0(SB), Y9, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y9
-	VFMADD231PS Y10, Y0, Y9
-	VMOVUPS     Y9, (DX)(DI*4)
+	VMOVUPS     (DX)(DI*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y10
+	VFMADD231PS Y11, Y0, Y10
+	VMOVUPS     Y10, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Y10
-	VMULPS      Y2, Y10, Y10
-	VMULPS      Y3, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Y11
+	VMULPS      Y2, Y11, Y11
+	VMULPS      Y3, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y10, Y8
+	VSQRTPS Y11, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(DI*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(DI*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y10, Y10
+	VMULPS Y4, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(DI*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(DI*4)
 	ADDQ    $0x08, DI
 	JMP     body
 
@@ -1220,42 +1313,43 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R8
 	NEGQ       SI
-	VMOVUPS    32(R8)(SI*4), Y8
-	VMASKMOVPS (CX)(DI*4), Y8, Y9
+	VMOVUPS    32(R8)(SI*4), Y9
+	VMASKMOVPS (CX)(DI*4), Y9, Y10
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y9, Y9
+	VXORPS signBit<>+0(SB), Y10, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(DI*4), Y8, Y10
-	VSUBPS      Y10, Y9, Y11
-	VBLENDVPS   Y1, Y9, Y10, Y1
-	VFMADD231PS Y11, Y0, Y1
-	VMASKMOVPS  Y1, Y8, (DX)(DI*4)
+	VMASKMOVPS  (DX)(DI*4), Y9, Y11
+	VSUBPS      Y11, Y10, Y12
+	VBLENDVPS   Y1, Y10, Y11, Y1
+	VFMADD231PS Y12, Y0, Y1
+	VMASKMOVPS  Y1, Y9, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(DI*4), Y8, Y0
+	VMASKMOVPS  (BX)(DI*4), Y9, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y9, Y2
-	VFMADD231PS Y9, Y2, Y0
-	VMASKMOVPS  Y0, Y8, (BX)(DI*4)
+	VMULPS      Y3, Y10, Y2
+	VFMADD231PS Y10, Y2, Y0
+	VMASKMOVPS  Y0, Y9, (BX)(DI*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y0, Y0
-	VADDPS     Y6, Y0, Y0
-	VMASKMOVPS (AX)(DI*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y0, Y2
+	VFMADD231PS Y5, Y0, Y2
+	VADDPS      Y7, Y2, Y0
+	VMASKMOVPS  (AX)(DI*4), Y9, Y2
 
 	// param = param*decay
 	VMULPS Y4, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+	VMASKMOVPS Y0, Y9, (AX)(DI*4)
 
 done:
 	VLDMXCSR (SP)
@@ -1263,7 +1357,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1275,7 +1369,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1286,54 +1380,63 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
 	VBROADCASTSS (R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
+	VBROADCASTSS 28(R8), Y5
+	VBROADCASTSS 32(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y9
-	VFMADD231PS Y10, Y0, Y9
-	VMOVUPS     Y9, (DX)(R8*4)
+	VMOVUPS     (DX)(R8*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y10
+	VFMADD231PS Y11, Y0, Y10
+	VMOVUPS     Y10, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Y10
-	VMULPS      Y2, Y10, Y10
-	VMULPS      Y3, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Y11
+	VMULPS      Y2, Y11, Y11
+	VMULPS      Y3, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS (SI)(R8*4), Y8
-	VCMPPS  $0x03, Y10, Y8, Y11
-	VMAXPS  Y10, Y8, Y8
-	VORPS   Y11, Y8, Y8
-	VMOVUPS Y8, (SI)(R8*4)
+	VMOVUPS (SI)(R8*4), Y9
+	VCMPPS  $0x03, Y11, Y9, Y12
+	VMAXPS  Y11, Y9, Y9
+	VORPS   Y12, Y9, Y9
+	VMOVUPS Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y8, Y8
+	VSQRTPS Y9, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(R8*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(R8*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y10, Y10
+	VMULPS Y4, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(R8*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(R8*4)
 	ADDQ    $0x08, R8
 	JMP     body
 
@@ -1344,46 +1447,47 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R9
 	NEGQ       DI
-	VMOVUPS    32(R9)(DI*4), Y8
-	VMASKMOVPS (CX)(R8*4), Y8, Y9
+	VMOVUPS    32(R9)(DI*4), Y9
+	VMASKMOVPS (CX)(R8*4), Y9, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(R8*4), Y8, Y10
-	VSUBPS      Y10, Y9, Y11
-	VBLENDVPS   Y1, Y9, Y10, Y1
-	VFMADD231PS Y11, Y0, Y1
-	VMASKMOVPS  Y1, Y8, (DX)(R8*4)
+	VMASKMOVPS  (DX)(R8*4), Y9, Y11
+	VSUBPS      Y11, Y10, Y12
+	VBLENDVPS   Y1, Y10, Y11, Y1
+	VFMADD231PS Y12, Y0, Y1
+	VMASKMOVPS  Y1, Y9, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(R8*4), Y8, Y0
+	VMASKMOVPS  (BX)(R8*4), Y9, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y9, Y2
-	VFMADD231PS Y9, Y2, Y0
-	VMASKMOVPS  Y0, Y8, (BX)(R8*4)
+	VMULPS      Y3, Y10, Y2
+	VFMADD231PS Y10, Y2, Y0
+	VMASKMOVPS  Y0, Y9, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VMASKMOVPS (SI)(R8*4), Y9, Y2
 	VCMPPS     $0x03, Y0, Y2, Y3
 	VMAXPS     Y0, Y2, Y0
 	VORPS      Y3, Y0, Y0
-	VMASKMOVPS Y0, Y8, (SI)(R8*4)
+	VMASKMOVPS Y0, Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y0, Y0
-	VADDPS     Y6, Y0, Y0
-	VMASKMOVPS (AX)(R8*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y0, Y2
+	VFMADD231PS Y5, Y0, Y2
+	VADDPS      Y7, Y2, Y0
+	VMASKMOVPS  (AX)(R8*4), Y9, Y2
 
 	// param = param*decay
 	VMULPS Y4, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+	VMASKMOVPS Y0, Y9, (AX)(R8*4)
 
 done:
 	VLDMXCSR (SP)
@@ -1391,7 +1495,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1403,7 +1507,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1414,57 +1518,66 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
 	VBROADCASTSS (R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
+	VBROADCASTSS 28(R8), Y5
+	VBROADCASTSS 32(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y8, Y8
+	VXORPS signBit<>+0(SB), Y9, Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Y9
-	VSUBPS      Y9, Y8, Y10
-	VBLENDVPS   Y1, Y8, Y9, Y9
-	VFMADD231PS Y10, Y0, Y9
-	VMOVUPS     Y9, (DX)(R8*4)
+	VMOVUPS     (DX)(R8*4), Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y10
+	VFMADD231PS Y11, Y0, Y10
+	VMOVUPS     Y10, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Y10
-	VMULPS      Y2, Y10, Y10
-	VMULPS      Y3, Y8, Y11
-	VFMADD231PS Y8, Y11, Y10
-	VMOVUPS     Y10, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Y11
+	VMULPS      Y2, Y11, Y11
+	VMULPS      Y3, Y9, Y12
+	VFMADD231PS Y9, Y12, Y11
+	VMOVUPS     Y11, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS (SI)(R8*4), Y8
-	VCMPPS  $0x03, Y10, Y8, Y11
-	VMAXPS  Y10, Y8, Y8
-	VORPS   Y11, Y8, Y8
-	VMOVUPS Y8, (SI)(R8*4)
+	VMOVUPS (SI)(R8*4), Y9
+	VCMPPS  $0x03, Y11, Y9, Y12
+	VMAXPS  Y11, Y9, Y9
+	VORPS   Y12, Y9, Y9
+	VMOVUPS Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Y8, Y8
+	VSQRTPS Y9, Y9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y8, Y8
-	VADDPS  Y6, Y8, Y8
-	VMOVUPS (AX)(R8*4), Y10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y9, Y11
+	VFMADD231PS Y5, Y9, Y11
+	VADDPS      Y7, Y11, Y9
+	VMOVUPS     (AX)(R8*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y10, Y10
+	VMULPS Y4, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y9, Y9
-	VDIVPS  Y8, Y9, Y8
-	VADDPS  Y8, Y10, Y8
-	VMOVUPS Y8, (AX)(R8*4)
+	VMULPS  Y8, Y10, Y10
+	VDIVPS  Y9, Y10, Y9
+	VADDPS  Y9, Y11, Y9
+	VMOVUPS Y9, (AX)(R8*4)
 	ADDQ    $0x08, R8
 	JMP     body
 
@@ -1475,49 +1588,50 @@ tail:
 	// The first n lanes: a vector that ends n lanes after the first half of the table.
 	LEAQ       active<>+0(SB), R9
 	NEGQ       DI
-	VMOVUPS    32(R9)(DI*4), Y8
-	VMASKMOVPS (CX)(R8*4), Y8, Y9
+	VMOVUPS    32(R9)(DI*4), Y9
+	VMASKMOVPS (CX)(R8*4), Y9, Y10
 
 	// grad = -grad
-	VXORPS signBit<>+0(SB), Y9, Y9
+	VXORPS signBit<>+0(SB), Y10, Y10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMASKMOVPS  (DX)(R8*4), Y8, Y10
-	VSUBPS      Y10, Y9, Y11
-	VBLENDVPS   Y1, Y9, Y10, Y1
-	VFMADD231PS Y11, Y0, Y1
-	VMASKMOVPS  Y1, Y8, (DX)(R8*4)
+	VMASKMOVPS  (DX)(R8*4), Y9, Y11
+	VSUBPS      Y11, Y10, Y12
+	VBLENDVPS   Y1, Y10, Y11, Y1
+	VFMADD231PS Y12, Y0, Y1
+	VMASKMOVPS  Y1, Y9, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMASKMOVPS  (BX)(R8*4), Y8, Y0
+	VMASKMOVPS  (BX)(R8*4), Y9, Y0
 	VMULPS      Y2, Y0, Y0
-	VMULPS      Y3, Y9, Y2
-	VFMADD231PS Y9, Y2, Y0
-	VMASKMOVPS  Y0, Y8, (BX)(R8*4)
+	VMULPS      Y3, Y10, Y2
+	VFMADD231PS Y10, Y2, Y0
+	VMASKMOVPS  Y0, Y9, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VMASKMOVPS (SI)(R8*4), Y9, Y2
 	VCMPPS     $0x03, Y0, Y2, Y3
 	VMAXPS     Y0, Y2, Y0
 	VORPS      Y3, Y0, Y0
-	VMASKMOVPS Y0, Y8, (SI)(R8*4)
+	VMASKMOVPS Y0, Y9, (SI)(R8*4)
 
 	// root = sqrt(second)
 	VSQRTPS Y0, Y0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y0, Y0
-	VADDPS     Y6, Y0, Y0
-	VMASKMOVPS (AX)(R8*4), Y8, Y2
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Y6, Y0, Y2
+	VFMADD231PS Y5, Y0, Y2
+	VADDPS      Y7, Y2, Y0
+	VMASKMOVPS  (AX)(R8*4), Y9, Y2
 
 	// param = param*decay
 	VMULPS Y4, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
-	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+	VMASKMOVPS Y0, Y9, (AX)(R8*4)
 
 done:
 	VLDMXCSR (SP)
@@ -1525,7 +1639,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_none_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1536,7 +1650,7 @@ TEXT ·adamAVX2_float32_none_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1553,9 +1667,15 @@ TEXT ·adamAVX2_float32_none_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y7
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Y8
@@ -1635,7 +1755,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1646,7 +1766,7 @@ TEXT ·adamAVX2_float32_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1663,9 +1783,15 @@ TEXT ·adamAVX2_float32_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y7
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y7, Y7
@@ -1751,7 +1877,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_amsgrad_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1763,7 +1889,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1780,9 +1906,16 @@ TEXT ·adamAVX2_float32_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y7
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Y8
@@ -1876,7 +2009,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_amsgrad_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1888,7 +2021,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1905,9 +2038,16 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y7
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y7, Y7
@@ -2007,7 +2147,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_l2_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2018,7 +2158,7 @@ TEXT ·adamAVX2_float32_l2_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -2036,9 +2176,15 @@ TEXT ·adamAVX2_float32_l2_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(DI*4), Y9
@@ -2128,7 +2274,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2139,7 +2285,7 @@ TEXT ·adamAVX2_float32_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -2157,9 +2303,15 @@ TEXT ·adamAVX2_float32_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -2255,7 +2407,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2267,7 +2419,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -2285,9 +2437,16 @@ TEXT ·adamAVX2_float32_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(R8*4), Y9
@@ -2391,7 +2550,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2403,7 +2562,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -2421,9 +2580,16 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -2533,7 +2699,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2544,7 +2710,7 @@ TEXT ·adamAVX2_float32_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2562,9 +2728,15 @@ TEXT ·adamAVX2_float32_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Y9
@@ -2650,7 +2822,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2661,7 +2833,7 @@ TEXT ·adamAVX2_float32_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2679,9 +2851,15 @@ TEXT ·adamAVX2_float32_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -2773,7 +2951,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2785,7 +2963,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2803,9 +2981,16 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Y9
@@ -2905,7 +3090,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2917,7 +3102,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2935,9 +3120,16 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-1
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -3043,7 +3235,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3054,7 +3246,7 @@ TEXT ·adamAVX2_float32_none_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3064,17 +3256,23 @@ TEXT ·adamAVX2_float32_none_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS 16(DI), Y4
-	VBROADCASTSS 20(DI), Y5
-	VBROADCASTSS 24(DI), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(DI*4), Y9
@@ -3093,11 +3291,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y10, Y8
 	VMULPS   Y8, Y10, Y11
-	VMULPS   Y7, Y8, Y8
+	VMULPS   Y4, Y8, Y8
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y8, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y8, Y12
@@ -3121,12 +3319,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y8, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(DI*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(DI*4)
@@ -3160,40 +3358,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(DI*4)
@@ -3224,7 +3422,7 @@ DATA largestOrdinary<>+28(SB)/4, $0x7f7ff7ff
 GLOBL largestOrdinary<>(SB), RODATA|NOPTR, $32
 
 // func adamAVX2_float32_none_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3235,7 +3433,7 @@ TEXT ·adamAVX2_float32_none_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3245,17 +3443,23 @@ TEXT ·adamAVX2_float32_none_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS 16(DI), Y4
-	VBROADCASTSS 20(DI), Y5
-	VBROADCASTSS 24(DI), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -3277,11 +3481,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y10, Y8
 	VMULPS   Y8, Y10, Y11
-	VMULPS   Y7, Y8, Y8
+	VMULPS   Y4, Y8, Y8
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y8, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y8, Y12
@@ -3305,12 +3509,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y8, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(DI*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(DI*4)
@@ -3347,40 +3551,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(DI*4)
@@ -3391,7 +3595,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_amsgrad_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3403,7 +3607,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3413,17 +3617,24 @@ TEXT ·adamAVX2_float32_none_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS 16(R8), Y4
-	VBROADCASTSS 20(R8), Y5
-	VBROADCASTSS 24(R8), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(R8*4), Y9
@@ -3449,11 +3660,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y8, Y10
 	VMULPS   Y10, Y8, Y11
-	VMULPS   Y7, Y10, Y10
+	VMULPS   Y4, Y10, Y10
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y10, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y10, Y12
@@ -3477,12 +3688,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y10, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y10, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(R8*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(R8*4)
@@ -3523,40 +3734,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(R8*4)
@@ -3567,7 +3778,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_amsgrad_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3579,7 +3790,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3589,17 +3800,24 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-1
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS 16(R8), Y4
-	VBROADCASTSS 20(R8), Y5
-	VBROADCASTSS 24(R8), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -3628,11 +3846,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y8, Y10
 	VMULPS   Y10, Y8, Y11
-	VMULPS   Y7, Y10, Y10
+	VMULPS   Y4, Y10, Y10
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y10, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y10, Y12
@@ -3656,12 +3874,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y10, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y10, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(R8*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(R8*4)
@@ -3705,40 +3923,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(R8*4)
@@ -3749,7 +3967,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3760,7 +3978,7 @@ TEXT ·adamAVX2_float32_l2_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -3771,17 +3989,23 @@ TEXT ·adamAVX2_float32_l2_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(DI), Y3
 	VBROADCASTSS 12(DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = fma(param, decay, grad)
 	VMOVUPS     (AX)(DI*4), Y10
@@ -3804,11 +4028,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y5, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -3832,12 +4056,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -3875,13 +4099,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -3903,12 +4127,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -3919,7 +4143,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3930,7 +4154,7 @@ TEXT ·adamAVX2_float32_l2_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -3941,17 +4165,23 @@ TEXT ·adamAVX2_float32_l2_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(DI), Y3
 	VBROADCASTSS 12(DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -3977,11 +4207,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y5, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -4005,12 +4235,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -4051,13 +4281,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -4079,12 +4309,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -4095,7 +4325,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4107,7 +4337,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -4118,17 +4348,24 @@ TEXT ·adamAVX2_float32_l2_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(R8), Y3
 	VBROADCASTSS 12(R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = fma(param, decay, grad)
 	VMOVUPS     (AX)(R8*4), Y10
@@ -4158,11 +4395,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y5, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -4186,12 +4423,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -4236,13 +4473,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -4264,12 +4501,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -4280,7 +4517,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4292,7 +4529,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -4303,17 +4540,24 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(R8), Y3
 	VBROADCASTSS 12(R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -4346,11 +4590,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y5, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -4374,12 +4618,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -4427,13 +4671,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -4455,12 +4699,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -4471,7 +4715,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4482,7 +4726,7 @@ TEXT ·adamAVX2_float32_decoupled_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4492,18 +4736,24 @@ TEXT ·adamAVX2_float32_decoupled_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS (DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (DI), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(DI*4), Y10
@@ -4522,11 +4772,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y4, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -4550,15 +4800,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -4592,43 +4842,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -4639,7 +4889,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4650,7 +4900,7 @@ TEXT ·adamAVX2_float32_decoupled_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4660,18 +4910,24 @@ TEXT ·adamAVX2_float32_decoupled_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS (DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (DI), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -4693,11 +4949,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y4, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -4721,15 +4977,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -4766,43 +5022,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -4813,7 +5069,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4825,7 +5081,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4835,18 +5091,25 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS (R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (R8), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(R8*4), Y10
@@ -4872,11 +5135,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y4, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -4900,15 +5163,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -4949,43 +5212,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -4996,7 +5259,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5008,7 +5271,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT,
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -5018,18 +5281,25 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT,
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS (R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (R8), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -5058,11 +5328,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y4, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -5086,15 +5356,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -5138,43 +5408,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -5185,7 +5455,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_none_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5196,7 +5466,7 @@ TEXT ·adamAVX2_float32_none_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -5206,17 +5476,23 @@ TEXT ·adamAVX2_float32_none_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS 16(DI), Y4
-	VBROADCASTSS 20(DI), Y5
-	VBROADCASTSS 24(DI), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Y9
@@ -5237,11 +5513,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y10, Y8
 	VMULPS   Y8, Y10, Y11
-	VMULPS   Y7, Y8, Y8
+	VMULPS   Y4, Y8, Y8
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y8, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y8, Y12
@@ -5265,12 +5541,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y8, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(DI*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(DI*4)
@@ -5306,40 +5582,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(DI*4)
@@ -5350,7 +5626,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_none_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5361,7 +5637,7 @@ TEXT ·adamAVX2_float32_none_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -5371,17 +5647,23 @@ TEXT ·adamAVX2_float32_none_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS 16(DI), Y4
-	VBROADCASTSS 20(DI), Y5
-	VBROADCASTSS 24(DI), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -5405,11 +5687,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y10, Y8
 	VMULPS   Y8, Y10, Y11
-	VMULPS   Y7, Y8, Y8
+	VMULPS   Y4, Y8, Y8
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y8, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y8, Y12
@@ -5433,12 +5715,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y8, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(DI*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(DI*4)
@@ -5477,40 +5759,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(DI*4)
@@ -5521,7 +5803,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_amsgrad_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5533,7 +5815,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -5543,17 +5825,24 @@ TEXT ·adamAVX2_float32_none_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS 16(R8), Y4
-	VBROADCASTSS 20(R8), Y5
-	VBROADCASTSS 24(R8), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Y9
@@ -5581,11 +5870,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y8, Y10
 	VMULPS   Y10, Y8, Y11
-	VMULPS   Y7, Y10, Y10
+	VMULPS   Y4, Y10, Y10
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y10, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y10, Y12
@@ -5609,12 +5898,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y10, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y10, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(R8*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(R8*4)
@@ -5657,40 +5946,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(R8*4)
@@ -5701,7 +5990,7 @@ done:
 	RET
 
 // func adamAVX2_float32_none_amsgrad_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5713,7 +6002,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -5723,17 +6012,24 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS 16(R8), Y4
-	VBROADCASTSS 20(R8), Y5
-	VBROADCASTSS 24(R8), Y6
-	VMOVUPS      half<>+0(SB), Y7
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -5764,11 +6060,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y8, Y10
 	VMULPS   Y10, Y8, Y11
-	VMULPS   Y7, Y10, Y10
+	VMULPS   Y4, Y10, Y10
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y10, Y11, Y12
-	VSUBPS Y12, Y7, Y12
+	VSUBPS Y12, Y4, Y12
 	VMULPS Y12, Y11, Y13
 	VADDPS Y13, Y11, Y11
 	VMULPS Y12, Y10, Y12
@@ -5792,12 +6088,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y4, Y10, Y8
-	VADDPS  Y5, Y8, Y8
+	VDIVPS  Y5, Y10, Y8
+	VADDPS  Y6, Y8, Y8
 	VMOVUPS (AX)(R8*4), Y10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y6, Y9, Y9
+	VMULPS  Y7, Y9, Y9
 	VDIVPS  Y8, Y9, Y8
 	VADDPS  Y8, Y10, Y8
 	VMOVUPS Y8, (AX)(R8*4)
@@ -5843,40 +6139,40 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y7, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y9
-	VSUBPS Y9, Y7, Y7
-	VMULPS Y7, Y3, Y9
+	VSUBPS Y9, Y4, Y4
+	VMULPS Y4, Y3, Y9
 	VADDPS Y9, Y3, Y3
-	VMULPS Y7, Y2, Y7
-	VADDPS Y7, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y7
-	VSUBPS Y7, Y0, Y7
-	VMULPS Y2, Y7, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y7
-	VPANDN    Y3, Y7, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y7
-	VBLENDVPS Y3, Y2, Y7, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y4, Y2, Y0
-	VADDPS     Y5, Y0, Y0
+	VDIVPS     Y5, Y2, Y0
+	VADDPS     Y6, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y8, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y6, Y1, Y1
+	VMULPS     Y7, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y8, (AX)(R8*4)
@@ -5887,7 +6183,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_l2_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5898,7 +6194,7 @@ TEXT ·adamAVX2_float32_l2_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -5909,17 +6205,23 @@ TEXT ·adamAVX2_float32_l2_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(DI), Y3
 	VBROADCASTSS 12(DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(DI*4), Y10
@@ -5945,11 +6247,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y5, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -5973,12 +6275,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -6019,13 +6321,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -6047,12 +6349,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -6063,7 +6365,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_l2_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6074,7 +6376,7 @@ TEXT ·adamAVX2_float32_l2_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -6085,17 +6387,23 @@ TEXT ·adamAVX2_float32_l2_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(DI), Y3
 	VBROADCASTSS 12(DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -6124,11 +6432,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y5, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -6152,12 +6460,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -6201,13 +6509,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -6229,12 +6537,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -6245,7 +6553,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6257,7 +6565,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -6268,17 +6576,24 @@ TEXT ·adamAVX2_float32_l2_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(R8), Y3
 	VBROADCASTSS 12(R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(R8*4), Y10
@@ -6311,11 +6626,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y5, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -6339,12 +6654,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -6392,13 +6707,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -6420,12 +6735,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -6436,7 +6751,7 @@ done:
 	RET
 
 // func adamAVX2_float32_l2_amsgrad_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6448,7 +6763,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -6459,17 +6774,24 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-1
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(R8), Y3
 	VBROADCASTSS 12(R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -6505,11 +6827,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y5, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y5, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -6533,12 +6855,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -6589,13 +6911,13 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y1, Y2
 	VMULPS   Y2, Y1, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y5, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y4
-	VSUBPS Y4, Y8, Y4
-	VMULPS Y4, Y3, Y8
-	VADDPS Y8, Y3, Y3
+	VSUBPS Y4, Y5, Y4
+	VMULPS Y4, Y3, Y5
+	VADDPS Y5, Y3, Y3
 	VMULPS Y4, Y2, Y4
 	VADDPS Y4, Y2, Y2
 
@@ -6617,12 +6939,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y1
-	VADDPS     Y6, Y1, Y1
+	VDIVPS     Y6, Y2, Y1
+	VADDPS     Y7, Y1, Y1
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y0, Y0
+	VMULPS     Y8, Y0, Y0
 	VDIVPS     Y1, Y0, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -6633,7 +6955,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_decoupled_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6644,7 +6966,7 @@ TEXT ·adamAVX2_float32_decoupled_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -6654,18 +6976,24 @@ TEXT ·adamAVX2_float32_decoupled_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS (DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (DI), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Y10
@@ -6686,11 +7014,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y4, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -6714,15 +7042,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -6758,43 +7086,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -6805,7 +7133,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_decoupled_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6816,7 +7144,7 @@ TEXT ·adamAVX2_float32_decoupled_maximize_plain_goldschmidt(SB), NOSPLIT, $8-12
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -6826,18 +7154,24 @@ TEXT ·adamAVX2_float32_decoupled_maximize_plain_goldschmidt(SB), NOSPLIT, $8-12
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS (DI), Y4
-	VBROADCASTSS 16(DI), Y5
-	VBROADCASTSS 20(DI), Y6
-	VBROADCASTSS 24(DI), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (DI), Y5
+	VBROADCASTSS 16(DI), Y6
+	VBROADCASTSS 20(DI), Y7
+	VBROADCASTSS 24(DI), Y8
 	XORQ         DI, DI
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Y9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -6861,11 +7195,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y11, Y9
 	VMULPS   Y9, Y11, Y12
-	VMULPS   Y8, Y9, Y9
+	VMULPS   Y4, Y9, Y9
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y9, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y9, Y13
@@ -6889,15 +7223,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y9, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y9, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(DI*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(DI*4)
@@ -6936,43 +7270,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(DI*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(DI*4)
@@ -6983,7 +7317,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6995,7 +7329,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7005,18 +7339,25 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS (R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (R8), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Y10
@@ -7044,11 +7385,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y4, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -7072,15 +7413,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -7123,43 +7464,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -7170,7 +7511,7 @@ done:
 	RET
 
 // func adamAVX2_float32_decoupled_amsgrad_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -7182,7 +7523,7 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_plain_goldschmidt(SB), NOSPLI
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7192,18 +7533,25 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_plain_goldschmidt(SB), NOSPLI
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
-	VBROADCASTSS (R8), Y4
-	VBROADCASTSS 16(R8), Y5
-	VBROADCASTSS 20(R8), Y6
-	VBROADCASTSS 24(R8), Y7
-	VMOVUPS      half<>+0(SB), Y8
+	VMOVUPS      half<>+0(SB), Y4
+	VBROADCASTSS (R8), Y5
+	VBROADCASTSS 16(R8), Y6
+	VBROADCASTSS 20(R8), Y7
+	VBROADCASTSS 24(R8), Y8
 	XORQ         R8, R8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Y9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y9
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y9, Y9
@@ -7234,11 +7582,11 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y9, Y11
 	VMULPS   Y11, Y9, Y12
-	VMULPS   Y8, Y11, Y11
+	VMULPS   Y4, Y11, Y11
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y11, Y12, Y13
-	VSUBPS Y13, Y8, Y13
+	VSUBPS Y13, Y4, Y13
 	VMULPS Y13, Y12, Y14
 	VADDPS Y14, Y12, Y12
 	VMULPS Y13, Y11, Y13
@@ -7262,15 +7610,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Y5, Y11, Y9
-	VADDPS  Y6, Y9, Y9
+	VDIVPS  Y6, Y11, Y9
+	VADDPS  Y7, Y9, Y9
 	VMOVUPS (AX)(R8*4), Y11
 
 	// param = param*decay
-	VMULPS Y4, Y11, Y11
+	VMULPS Y5, Y11, Y11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Y7, Y10, Y10
+	VMULPS  Y8, Y10, Y10
 	VDIVPS  Y9, Y10, Y9
 	VADDPS  Y9, Y11, Y9
 	VMOVUPS Y9, (AX)(R8*4)
@@ -7316,43 +7664,43 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRTPS Y0, Y2
 	VMULPS   Y2, Y0, Y3
-	VMULPS   Y8, Y2, Y2
+	VMULPS   Y4, Y2, Y2
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Y2, Y3, Y10
-	VSUBPS Y10, Y8, Y8
-	VMULPS Y8, Y3, Y10
+	VSUBPS Y10, Y4, Y4
+	VMULPS Y4, Y3, Y10
 	VADDPS Y10, Y3, Y3
-	VMULPS Y8, Y2, Y8
-	VADDPS Y8, Y2, Y2
+	VMULPS Y4, Y2, Y4
+	VADDPS Y4, Y2, Y2
 
 	// root = root + (x - root*root)*h
-	VMULPS Y3, Y3, Y8
-	VSUBPS Y8, Y0, Y8
-	VMULPS Y2, Y8, Y2
+	VMULPS Y3, Y3, Y4
+	VSUBPS Y4, Y0, Y4
+	VMULPS Y2, Y4, Y2
 	VADDPS Y2, Y3, Y2
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
 	VPCMPGTD  largestDenormal<>+0(SB), Y0, Y3
-	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y8
-	VPANDN    Y3, Y8, Y3
+	VPCMPGTD  largestOrdinary<>+0(SB), Y0, Y4
+	VPANDN    Y3, Y4, Y3
 	VMOVMSKPS Y3, CX
 	CMPL      CX, $0x000000ff
 	JEQ       ordinary_tail
-	VSQRTPS   Y0, Y8
-	VBLENDVPS Y3, Y2, Y8, Y2
+	VSQRTPS   Y0, Y4
+	VBLENDVPS Y3, Y2, Y4, Y2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS     Y5, Y2, Y0
-	VADDPS     Y6, Y0, Y0
+	VDIVPS     Y6, Y2, Y0
+	VADDPS     Y7, Y0, Y0
 	VMASKMOVPS (AX)(R8*4), Y9, Y2
 
 	// param = param*decay
-	VMULPS Y4, Y2, Y2
+	VMULPS Y5, Y2, Y2
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS     Y7, Y1, Y1
+	VMULPS     Y8, Y1, Y1
 	VDIVPS     Y0, Y1, Y0
 	VADDPS     Y0, Y2, Y0
 	VMASKMOVPS Y0, Y9, (AX)(R8*4)
@@ -7374,7 +7722,7 @@ TEXT ·adamAVX2_float32_none_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 4(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7450,7 +7798,7 @@ TEXT ·adamAVX2_float32_none_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 16(SI), Y0
 	VBROADCASTSS 20(SI), Y1
 	VBROADCASTSS 24(SI), Y2
@@ -7515,7 +7863,7 @@ TEXT ·adamAVX2_float32_none_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 4(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7597,7 +7945,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7687,7 +8035,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7782,7 +8130,7 @@ TEXT ·adamAVX2_float32_l2_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -7866,7 +8214,7 @@ TEXT ·adamAVX2_float32_l2_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -7957,7 +8305,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -8056,7 +8404,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -8161,7 +8509,7 @@ TEXT ·adamAVX2_float32_decoupled_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS (SI), Y0
 	VBROADCASTSS 16(SI), Y1
 	VBROADCASTSS 20(SI), Y2
@@ -8233,7 +8581,7 @@ TEXT ·adamAVX2_float32_none_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 4(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -8312,7 +8660,7 @@ TEXT ·adamAVX2_float32_none_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 4(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -8398,7 +8746,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -8492,7 +8840,7 @@ TEXT ·adamAVX2_float32_none_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -8591,7 +8939,7 @@ TEXT ·adamAVX2_float32_l2_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -8681,7 +9029,7 @@ TEXT ·adamAVX2_float32_l2_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Y0
 	VBROADCASTSS 4(DI), Y1
 
@@ -8778,7 +9126,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 
@@ -8883,7 +9231,7 @@ TEXT ·adamAVX2_float32_l2_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Y0
 	VBROADCASTSS 4(R8), Y1
 

@@ -5,7 +5,7 @@
 #include "textflag.h"
 
 // func adamAVX2_float64_none_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_none_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -16,7 +16,7 @@ TEXT ·adamAVX2_float64_none_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -33,9 +33,15 @@ TEXT ·adamAVX2_float64_none_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y7
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(DI*8), Y8
@@ -139,7 +145,7 @@ DATA active<>+56(SB)/8, $0x0000000000000000
 GLOBL active<>(SB), RODATA|NOPTR, $64
 
 // func adamAVX2_float64_none_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -150,7 +156,7 @@ TEXT ·adamAVX2_float64_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -167,9 +173,15 @@ TEXT ·adamAVX2_float64_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y7
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y7, Y7
@@ -257,7 +269,7 @@ DATA signBit<>+24(SB)/8, $0x8000000000000000
 GLOBL signBit<>(SB), RODATA|NOPTR, $32
 
 // func adamAVX2_float64_none_amsgrad_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -269,7 +281,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -286,9 +298,16 @@ TEXT ·adamAVX2_float64_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y7
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(R8*8), Y8
@@ -378,7 +397,7 @@ done:
 	RET
 
 // func adamAVX2_float64_none_amsgrad_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -390,7 +409,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -407,9 +426,16 @@ TEXT ·adamAVX2_float64_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y7
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y7, Y7
@@ -505,7 +531,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_l2_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -516,7 +542,7 @@ TEXT ·adamAVX2_float64_l2_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -534,9 +560,15 @@ TEXT ·adamAVX2_float64_l2_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// grad = fma(param, decay, grad)
 	VMOVUPD     (AX)(DI*8), Y9
@@ -620,7 +652,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -631,7 +663,7 @@ TEXT ·adamAVX2_float64_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -649,9 +681,15 @@ TEXT ·adamAVX2_float64_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -741,7 +779,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_amsgrad_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -753,7 +791,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 
@@ -771,9 +809,16 @@ TEXT ·adamAVX2_float64_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// grad = fma(param, decay, grad)
 	VMOVUPD     (AX)(R8*8), Y9
@@ -871,7 +916,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_amsgrad_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -883,7 +928,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 
@@ -901,9 +946,16 @@ TEXT ·adamAVX2_float64_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -1007,7 +1059,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1018,7 +1070,7 @@ TEXT ·adamAVX2_float64_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1036,9 +1088,15 @@ TEXT ·adamAVX2_float64_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(DI*8), Y9
@@ -1120,7 +1178,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1131,7 +1189,7 @@ TEXT ·adamAVX2_float64_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1149,9 +1207,15 @@ TEXT ·adamAVX2_float64_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -1239,7 +1303,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_amsgrad_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1251,7 +1315,7 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1269,9 +1333,16 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(R8*8), Y9
@@ -1367,7 +1438,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_amsgrad_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float64_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1379,7 +1450,7 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1397,9 +1468,16 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -1501,7 +1579,7 @@ done:
 	RET
 
 // func adamAVX2_float64_none_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_none_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1512,7 +1590,7 @@ TEXT ·adamAVX2_float64_none_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1529,9 +1607,15 @@ TEXT ·adamAVX2_float64_none_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y7
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(DI*8), Y8
@@ -1611,7 +1695,7 @@ done:
 	RET
 
 // func adamAVX2_float64_none_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1622,7 +1706,7 @@ TEXT ·adamAVX2_float64_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1639,9 +1723,15 @@ TEXT ·adamAVX2_float64_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y7
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y7
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y7, Y7
@@ -1727,7 +1817,7 @@ done:
 	RET
 
 // func adamAVX2_float64_none_amsgrad_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1739,7 +1829,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1756,9 +1846,16 @@ TEXT ·adamAVX2_float64_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y7
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(R8*8), Y8
@@ -1852,7 +1949,7 @@ done:
 	RET
 
 // func adamAVX2_float64_none_amsgrad_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1864,7 +1961,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1881,9 +1978,16 @@ TEXT ·adamAVX2_float64_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y7
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y7
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y7, Y7
@@ -1983,7 +2087,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_l2_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1994,7 +2098,7 @@ TEXT ·adamAVX2_float64_l2_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -2012,9 +2116,15 @@ TEXT ·adamAVX2_float64_l2_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// grad = param*decay + grad
 	VMOVUPD (AX)(DI*8), Y9
@@ -2104,7 +2214,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2115,7 +2225,7 @@ TEXT ·adamAVX2_float64_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -2133,9 +2243,15 @@ TEXT ·adamAVX2_float64_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -2231,7 +2347,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_amsgrad_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2243,7 +2359,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 
@@ -2261,9 +2377,16 @@ TEXT ·adamAVX2_float64_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// grad = param*decay + grad
 	VMOVUPD (AX)(R8*8), Y9
@@ -2367,7 +2490,7 @@ done:
 	RET
 
 // func adamAVX2_float64_l2_amsgrad_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2379,7 +2502,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 
@@ -2397,9 +2520,16 @@ TEXT ·adamAVX2_float64_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -2509,7 +2639,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2520,7 +2650,7 @@ TEXT ·adamAVX2_float64_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2538,9 +2668,15 @@ TEXT ·adamAVX2_float64_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(DI*8), Y9
@@ -2626,7 +2762,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2637,7 +2773,7 @@ TEXT ·adamAVX2_float64_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2655,9 +2791,15 @@ TEXT ·adamAVX2_float64_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Y8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -2749,7 +2891,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_amsgrad_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2761,7 +2903,7 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2779,9 +2921,16 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(R8*8), Y9
@@ -2881,7 +3030,7 @@ done:
 	RET
 
 // func adamAVX2_float64_decoupled_amsgrad_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·adamAVX2_float64_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2893,7 +3042,7 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2911,9 +3060,16 @@ TEXT ·adamAVX2_float64_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-1
 	LEAQ         -4(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Y8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Y8
 
 	// grad = -grad
 	VXORPS signBit<>+0(SB), Y8, Y8
@@ -3030,7 +3186,7 @@ TEXT ·adamAVX2_float64_none_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 8(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3106,7 +3262,7 @@ TEXT ·adamAVX2_float64_none_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 32(SI), Y0
 	VBROADCASTSD 40(SI), Y1
 	VBROADCASTSD 48(SI), Y2
@@ -3171,7 +3327,7 @@ TEXT ·adamAVX2_float64_none_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 8(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3253,7 +3409,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3343,7 +3499,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3438,7 +3594,7 @@ TEXT ·adamAVX2_float64_l2_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -3522,7 +3678,7 @@ TEXT ·adamAVX2_float64_l2_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -3613,7 +3769,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 
@@ -3712,7 +3868,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 
@@ -3817,7 +3973,7 @@ TEXT ·adamAVX2_float64_decoupled_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD (SI), Y0
 	VBROADCASTSD 32(SI), Y1
 	VBROADCASTSD 40(SI), Y2
@@ -3889,7 +4045,7 @@ TEXT ·adamAVX2_float64_none_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 8(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3968,7 +4124,7 @@ TEXT ·adamAVX2_float64_none_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 8(SI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4054,7 +4210,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4148,7 +4304,7 @@ TEXT ·adamAVX2_float64_none_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Y0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4247,7 +4403,7 @@ TEXT ·adamAVX2_float64_l2_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -4337,7 +4493,7 @@ TEXT ·adamAVX2_float64_l2_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Y0
 	VBROADCASTSD 8(DI), Y1
 
@@ -4434,7 +4590,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 
@@ -4539,7 +4695,7 @@ TEXT ·adamAVX2_float64_l2_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Y0
 	VBROADCASTSD 8(R8), Y1
 

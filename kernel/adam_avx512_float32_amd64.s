@@ -5,7 +5,7 @@
 #include "textflag.h"
 
 // func adamAVX512_float32_none_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -16,7 +16,7 @@ TEXT ·adamAVX512_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -29,44 +29,52 @@ TEXT ·adamAVX512_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS 16(DI), Z2
-	VBROADCASTSS 20(DI), Z6
-	VBROADCASTSS 24(DI), Z7
+	VBROADCASTSS 28(DI), Z2
+	VBROADCASTSS 32(DI), Z6
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z9
-	VSUBPS      Z9, Z8, Z10
-	VBLENDMPS   Z8, Z9, K1, Z4
-	VFMADD231PS Z10, Z3, Z4
+	VMOVUPS     (DX)(DI*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z4
+	VFMADD231PS Z11, Z3, Z4
 	VMOVUPS     Z4, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z9
-	VMULPS      Z0, Z9, Z9
-	VMULPS      Z1, Z8, Z10
-	VFMADD231PS Z8, Z10, Z9
-	VMOVUPS     Z9, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z10
+	VMULPS      Z0, Z10, Z10
+	VMULPS      Z1, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z9, Z8
+	VSQRTPS Z10, Z9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z8, Z8
-	VADDPS  Z6, Z8, Z8
-	VMOVUPS (AX)(DI*4), Z9
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z6, Z9, Z10
+	VFMADD231PS Z2, Z9, Z10
+	VADDPS      Z7, Z10, Z9
+	VMOVUPS     (AX)(DI*4), Z10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z4, Z10
-	VDIVPS  Z8, Z10, Z8
-	VADDPS  Z8, Z9, Z8
-	VMOVUPS Z8, (AX)(DI*4)
+	VMULPS  Z8, Z4, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -81,10 +89,10 @@ tail:
 	VMOVUPS.Z (CX)(DI*4), K2, Z4
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(DI*4), K2, Z8
-	VSUBPS      Z8, Z4, Z9
-	VBLENDMPS   Z4, Z8, K1, Z5
-	VFMADD231PS Z9, Z3, Z5
+	VMOVUPS.Z   (DX)(DI*4), K2, Z9
+	VSUBPS      Z9, Z4, Z10
+	VBLENDMPS   Z4, Z9, K1, Z5
+	VFMADD231PS Z10, Z3, Z5
 	VMOVUPS     Z5, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -97,13 +105,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z0, Z0
-	VADDPS    Z6, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z6, Z0, Z1
+	VFMADD231PS Z2, Z0, Z1
+	VADDPS      Z7, Z1, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z5, Z2
+	VMULPS  Z8, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -123,7 +132,7 @@ DATA minusOne<>+0(SB)/4, $0xbf800000
 GLOBL minusOne<>(SB), RODATA|NOPTR, $4
 
 // func adamAVX512_float32_none_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -134,7 +143,7 @@ TEXT ·adamAVX512_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -148,47 +157,55 @@ TEXT ·adamAVX512_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS 28(DI), Z3
+	VBROADCASTSS 32(DI), Z7
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z10
 
 	// grad = -grad
-	VPXORD Z0, Z9, Z9
+	VPXORD Z0, Z10, Z10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z10
-	VSUBPS      Z10, Z9, Z11
-	VBLENDMPS   Z9, Z10, K1, Z5
-	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     (DX)(DI*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z5
+	VFMADD231PS Z12, Z4, Z5
 	VMOVUPS     Z5, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z10
-	VMULPS      Z1, Z10, Z10
-	VMULPS      Z2, Z9, Z11
-	VFMADD231PS Z9, Z11, Z10
-	VMOVUPS     Z10, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z11
+	VMULPS      Z1, Z11, Z11
+	VMULPS      Z2, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z10, Z9
+	VSQRTPS Z11, Z10
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z9, Z9
-	VADDPS  Z7, Z9, Z9
-	VMOVUPS (AX)(DI*4), Z10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z10, Z11
+	VFMADD231PS Z3, Z10, Z11
+	VADDPS      Z8, Z11, Z10
+	VMOVUPS     (AX)(DI*4), Z11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z11
-	VDIVPS  Z9, Z11, Z9
-	VADDPS  Z9, Z10, Z9
-	VMOVUPS Z9, (AX)(DI*4)
+	VMULPS  Z9, Z5, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -207,9 +224,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(DI*4), K2, Z0
-	VSUBPS      Z0, Z5, Z9
+	VSUBPS      Z0, Z5, Z10
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z9, Z4, Z6
+	VFMADD231PS Z10, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -222,13 +239,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z0, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z0, Z1
+	VFMADD231PS Z3, Z0, Z1
+	VADDPS      Z8, Z1, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z9, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -242,7 +260,7 @@ DATA signBit<>+0(SB)/4, $0x80000000
 GLOBL signBit<>(SB), RODATA|NOPTR, $4
 
 // func adamAVX512_float32_none_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -254,7 +272,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -267,51 +285,60 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS 16(R8), Z2
-	VBROADCASTSS 20(R8), Z6
-	VBROADCASTSS 24(R8), Z7
+	VBROADCASTSS 28(R8), Z2
+	VBROADCASTSS 32(R8), Z6
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z9
-	VSUBPS      Z9, Z8, Z10
-	VBLENDMPS   Z8, Z9, K1, Z4
-	VFMADD231PS Z10, Z3, Z4
+	VMOVUPS     (DX)(R8*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z4
+	VFMADD231PS Z11, Z3, Z4
 	VMOVUPS     Z4, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z9
-	VMULPS      Z0, Z9, Z9
-	VMULPS      Z1, Z8, Z10
-	VFMADD231PS Z8, Z10, Z9
-	VMOVUPS     Z9, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z10
+	VMULPS      Z0, Z10, Z10
+	VMULPS      Z1, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z8
-	VCMPPS     $0x03, Z9, Z8, K2
-	VMAXPS     Z9, Z8, Z8
-	VPTERNLOGD $0xff, Z8, Z8, K2, Z8
-	VMOVUPS    Z8, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z9
+	VCMPPS     $0x03, Z10, Z9, K2
+	VMAXPS     Z10, Z9, Z9
+	VPTERNLOGD $0xff, Z9, Z9, K2, Z9
+	VMOVUPS    Z9, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z8, Z8
+	VSQRTPS Z9, Z9
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z8, Z8
-	VADDPS  Z6, Z8, Z8
-	VMOVUPS (AX)(R8*4), Z9
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z6, Z9, Z10
+	VFMADD231PS Z2, Z9, Z10
+	VADDPS      Z7, Z10, Z9
+	VMOVUPS     (AX)(R8*4), Z10
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z4, Z10
-	VDIVPS  Z8, Z10, Z8
-	VADDPS  Z8, Z9, Z8
-	VMOVUPS Z8, (AX)(R8*4)
+	VMULPS  Z8, Z4, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -326,10 +353,10 @@ tail:
 	VMOVUPS.Z (CX)(R8*4), K2, Z4
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(R8*4), K2, Z8
-	VSUBPS      Z8, Z4, Z9
-	VBLENDMPS   Z4, Z8, K1, Z5
-	VFMADD231PS Z9, Z3, Z5
+	VMOVUPS.Z   (DX)(R8*4), K2, Z9
+	VSUBPS      Z9, Z4, Z10
+	VBLENDMPS   Z4, Z9, K1, Z5
+	VFMADD231PS Z10, Z3, Z5
 	VMOVUPS     Z5, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -349,13 +376,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z0, Z0
-	VADDPS    Z6, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z6, Z0, Z1
+	VFMADD231PS Z2, Z0, Z1
+	VADDPS      Z7, Z1, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z5, Z2
+	VMULPS  Z8, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -366,7 +394,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -378,7 +406,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -392,54 +420,63 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS 28(R8), Z3
+	VBROADCASTSS 32(R8), Z7
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z10
 
 	// grad = -grad
-	VPXORD Z0, Z9, Z9
+	VPXORD Z0, Z10, Z10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z10
-	VSUBPS      Z10, Z9, Z11
-	VBLENDMPS   Z9, Z10, K1, Z5
-	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     (DX)(R8*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z5
+	VFMADD231PS Z12, Z4, Z5
 	VMOVUPS     Z5, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z10
-	VMULPS      Z1, Z10, Z10
-	VMULPS      Z2, Z9, Z11
-	VFMADD231PS Z9, Z11, Z10
-	VMOVUPS     Z10, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z11
+	VMULPS      Z1, Z11, Z11
+	VMULPS      Z2, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z9
-	VCMPPS     $0x03, Z10, Z9, K2
-	VMAXPS     Z10, Z9, Z9
-	VPTERNLOGD $0xff, Z9, Z9, K2, Z9
-	VMOVUPS    Z9, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z10
+	VCMPPS     $0x03, Z11, Z10, K2
+	VMAXPS     Z11, Z10, Z10
+	VPTERNLOGD $0xff, Z10, Z10, K2, Z10
+	VMOVUPS    Z10, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z9, Z9
+	VSQRTPS Z10, Z10
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z9, Z9
-	VADDPS  Z7, Z9, Z9
-	VMOVUPS (AX)(R8*4), Z10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z10, Z11
+	VFMADD231PS Z3, Z10, Z11
+	VADDPS      Z8, Z11, Z10
+	VMOVUPS     (AX)(R8*4), Z11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z11
-	VDIVPS  Z9, Z11, Z9
-	VADDPS  Z9, Z10, Z9
-	VMOVUPS Z9, (AX)(R8*4)
+	VMULPS  Z9, Z5, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -458,9 +495,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(R8*4), K2, Z0
-	VSUBPS      Z0, Z5, Z9
+	VSUBPS      Z0, Z5, Z10
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z9, Z4, Z6
+	VFMADD231PS Z10, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -480,13 +517,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z0, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z0, Z1
+	VFMADD231PS Z3, Z0, Z1
+	VADDPS      Z8, Z1, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z9, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -497,7 +535,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -508,7 +546,7 @@ TEXT ·adamAVX512_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -522,48 +560,56 @@ TEXT ·adamAVX512_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS 28(DI), Z3
+	VBROADCASTSS 32(DI), Z7
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z10
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(DI*4), Z10
-	VFMADD231PS Z0, Z10, Z9
+	VMOVUPS     (AX)(DI*4), Z11
+	VFMADD231PS Z0, Z11, Z10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z10
-	VSUBPS      Z10, Z9, Z11
-	VBLENDMPS   Z9, Z10, K1, Z5
-	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     (DX)(DI*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z5
+	VFMADD231PS Z12, Z4, Z5
 	VMOVUPS     Z5, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z10
-	VMULPS      Z1, Z10, Z10
-	VMULPS      Z2, Z9, Z11
-	VFMADD231PS Z9, Z11, Z10
-	VMOVUPS     Z10, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z11
+	VMULPS      Z1, Z11, Z11
+	VMULPS      Z2, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z10, Z9
+	VSQRTPS Z11, Z10
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z9, Z9
-	VADDPS  Z7, Z9, Z9
-	VMOVUPS (AX)(DI*4), Z10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z10, Z11
+	VFMADD231PS Z3, Z10, Z11
+	VADDPS      Z8, Z11, Z10
+	VMOVUPS     (AX)(DI*4), Z11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z11
-	VDIVPS  Z9, Z11, Z9
-	VADDPS  Z9, Z10, Z9
-	VMOVUPS Z9, (AX)(DI*4)
+	VMULPS  Z9, Z5, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -578,14 +624,14 @@ tail:
 	VMOVUPS.Z (CX)(DI*4), K2, Z5
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS.Z   (AX)(DI*4), K2, Z9
-	VFMADD231PS Z0, Z9, Z5
+	VMOVUPS.Z   (AX)(DI*4), K2, Z10
+	VFMADD231PS Z0, Z10, Z5
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(DI*4), K2, Z0
-	VSUBPS      Z0, Z5, Z9
+	VSUBPS      Z0, Z5, Z10
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z9, Z4, Z6
+	VFMADD231PS Z10, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -598,13 +644,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z0, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z0, Z1
+	VFMADD231PS Z3, Z0, Z1
+	VADDPS      Z8, Z1, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z9, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -615,7 +662,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -626,7 +673,7 @@ TEXT ·adamAVX512_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (DI), Z1
 	VBROADCASTSS 4(DI), Z2
@@ -641,51 +688,59 @@ TEXT ·adamAVX512_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(DI), Z2
 	VBROADCASTSS 12(DI), Z3
-	VBROADCASTSS 16(DI), Z4
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
+	VBROADCASTSS 28(DI), Z4
+	VBROADCASTSS 32(DI), Z8
+	VBROADCASTSS 20(DI), Z9
+	VBROADCASTSS 24(DI), Z10
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z11
 
 	// grad = -grad
-	VPXORD Z0, Z10, Z10
+	VPXORD Z0, Z11, Z11
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(DI*4), Z11
-	VFMADD231PS Z1, Z11, Z10
+	VMOVUPS     (AX)(DI*4), Z12
+	VFMADD231PS Z1, Z12, Z11
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z11
-	VSUBPS      Z11, Z10, Z12
-	VBLENDMPS   Z10, Z11, K1, Z6
-	VFMADD231PS Z12, Z5, Z6
+	VMOVUPS     (DX)(DI*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z6
+	VFMADD231PS Z13, Z5, Z6
 	VMOVUPS     Z6, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z11
-	VMULPS      Z2, Z11, Z11
-	VMULPS      Z3, Z10, Z12
-	VFMADD231PS Z10, Z12, Z11
-	VMOVUPS     Z11, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z12
+	VMULPS      Z2, Z12, Z12
+	VMULPS      Z3, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z11, Z10
+	VSQRTPS Z12, Z11
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z10, Z10
-	VADDPS  Z8, Z10, Z10
-	VMOVUPS (AX)(DI*4), Z11
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z11, Z12
+	VFMADD231PS Z4, Z11, Z12
+	VADDPS      Z9, Z12, Z11
+	VMOVUPS     (AX)(DI*4), Z12
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z12
-	VDIVPS  Z10, Z12, Z10
-	VADDPS  Z10, Z11, Z10
-	VMOVUPS Z10, (AX)(DI*4)
+	VMULPS  Z10, Z6, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -723,13 +778,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z0, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z0, Z1
+	VFMADD231PS Z4, Z0, Z1
+	VADDPS      Z9, Z1, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z10, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -740,7 +796,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -752,7 +808,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -766,55 +822,64 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS 28(R8), Z3
+	VBROADCASTSS 32(R8), Z7
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z10
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(R8*4), Z10
-	VFMADD231PS Z0, Z10, Z9
+	VMOVUPS     (AX)(R8*4), Z11
+	VFMADD231PS Z0, Z11, Z10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z10
-	VSUBPS      Z10, Z9, Z11
-	VBLENDMPS   Z9, Z10, K1, Z5
-	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     (DX)(R8*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z5
+	VFMADD231PS Z12, Z4, Z5
 	VMOVUPS     Z5, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z10
-	VMULPS      Z1, Z10, Z10
-	VMULPS      Z2, Z9, Z11
-	VFMADD231PS Z9, Z11, Z10
-	VMOVUPS     Z10, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z11
+	VMULPS      Z1, Z11, Z11
+	VMULPS      Z2, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z9
-	VCMPPS     $0x03, Z10, Z9, K2
-	VMAXPS     Z10, Z9, Z9
-	VPTERNLOGD $0xff, Z9, Z9, K2, Z9
-	VMOVUPS    Z9, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z10
+	VCMPPS     $0x03, Z11, Z10, K2
+	VMAXPS     Z11, Z10, Z10
+	VPTERNLOGD $0xff, Z10, Z10, K2, Z10
+	VMOVUPS    Z10, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z9, Z9
+	VSQRTPS Z10, Z10
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z9, Z9
-	VADDPS  Z7, Z9, Z9
-	VMOVUPS (AX)(R8*4), Z10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z10, Z11
+	VFMADD231PS Z3, Z10, Z11
+	VADDPS      Z8, Z11, Z10
+	VMOVUPS     (AX)(R8*4), Z11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z11
-	VDIVPS  Z9, Z11, Z9
-	VADDPS  Z9, Z10, Z9
-	VMOVUPS Z9, (AX)(R8*4)
+	VMULPS  Z9, Z5, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -829,14 +894,14 @@ tail:
 	VMOVUPS.Z (CX)(R8*4), K2, Z5
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS.Z   (AX)(R8*4), K2, Z9
-	VFMADD231PS Z0, Z9, Z5
+	VMOVUPS.Z   (AX)(R8*4), K2, Z10
+	VFMADD231PS Z0, Z10, Z5
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(R8*4), K2, Z0
-	VSUBPS      Z0, Z5, Z9
+	VSUBPS      Z0, Z5, Z10
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z9, Z4, Z6
+	VFMADD231PS Z10, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -856,13 +921,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z0, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z0, Z1
+	VFMADD231PS Z3, Z0, Z1
+	VADDPS      Z8, Z1, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z9, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -873,7 +939,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -885,7 +951,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2
@@ -900,58 +966,67 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(R8), Z2
 	VBROADCASTSS 12(R8), Z3
-	VBROADCASTSS 16(R8), Z4
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
+	VBROADCASTSS 28(R8), Z4
+	VBROADCASTSS 32(R8), Z8
+	VBROADCASTSS 20(R8), Z9
+	VBROADCASTSS 24(R8), Z10
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z11
 
 	// grad = -grad
-	VPXORD Z0, Z10, Z10
+	VPXORD Z0, Z11, Z11
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(R8*4), Z11
-	VFMADD231PS Z1, Z11, Z10
+	VMOVUPS     (AX)(R8*4), Z12
+	VFMADD231PS Z1, Z12, Z11
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z11
-	VSUBPS      Z11, Z10, Z12
-	VBLENDMPS   Z10, Z11, K1, Z6
-	VFMADD231PS Z12, Z5, Z6
+	VMOVUPS     (DX)(R8*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z6
+	VFMADD231PS Z13, Z5, Z6
 	VMOVUPS     Z6, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z11
-	VMULPS      Z2, Z11, Z11
-	VMULPS      Z3, Z10, Z12
-	VFMADD231PS Z10, Z12, Z11
-	VMOVUPS     Z11, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z12
+	VMULPS      Z2, Z12, Z12
+	VMULPS      Z3, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z10
-	VCMPPS     $0x03, Z11, Z10, K2
-	VMAXPS     Z11, Z10, Z10
-	VPTERNLOGD $0xff, Z10, Z10, K2, Z10
-	VMOVUPS    Z10, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z11
+	VCMPPS     $0x03, Z12, Z11, K2
+	VMAXPS     Z12, Z11, Z11
+	VPTERNLOGD $0xff, Z11, Z11, K2, Z11
+	VMOVUPS    Z11, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z10, Z10
+	VSQRTPS Z11, Z11
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z10, Z10
-	VADDPS  Z8, Z10, Z10
-	VMOVUPS (AX)(R8*4), Z11
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z11, Z12
+	VFMADD231PS Z4, Z11, Z12
+	VADDPS      Z9, Z12, Z11
+	VMOVUPS     (AX)(R8*4), Z12
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z12
-	VDIVPS  Z10, Z12, Z10
-	VADDPS  Z10, Z11, Z10
-	VMOVUPS Z10, (AX)(R8*4)
+	VMULPS  Z10, Z6, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -996,13 +1071,14 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z0, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z0, Z1
+	VFMADD231PS Z4, Z0, Z1
+	VADDPS      Z9, Z1, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z10, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -1013,7 +1089,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1024,7 +1100,7 @@ TEXT ·adamAVX512_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1038,47 +1114,55 @@ TEXT ·adamAVX512_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
 	VBROADCASTSS (DI), Z2
-	VBROADCASTSS 16(DI), Z6
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
+	VBROADCASTSS 28(DI), Z6
+	VBROADCASTSS 32(DI), Z7
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z10
-	VSUBPS      Z10, Z9, Z11
-	VBLENDMPS   Z9, Z10, K1, Z4
-	VFMADD231PS Z11, Z3, Z4
+	VMOVUPS     (DX)(DI*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z4
+	VFMADD231PS Z12, Z3, Z4
 	VMOVUPS     Z4, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z10
-	VMULPS      Z0, Z10, Z10
-	VMULPS      Z1, Z9, Z11
-	VFMADD231PS Z9, Z11, Z10
-	VMOVUPS     Z10, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z11
+	VMULPS      Z0, Z11, Z11
+	VMULPS      Z1, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z10, Z9
+	VSQRTPS Z11, Z10
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z6, Z9, Z9
-	VADDPS  Z7, Z9, Z9
-	VMOVUPS (AX)(DI*4), Z10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z10, Z11
+	VFMADD231PS Z6, Z10, Z11
+	VADDPS      Z8, Z11, Z10
+	VMOVUPS     (AX)(DI*4), Z11
 
 	// param = param*decay
-	VMULPS Z2, Z10, Z10
+	VMULPS Z2, Z11, Z11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z11
-	VDIVPS  Z9, Z11, Z9
-	VADDPS  Z9, Z10, Z9
-	VMOVUPS Z9, (AX)(DI*4)
+	VMULPS  Z9, Z4, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -1093,10 +1177,10 @@ tail:
 	VMOVUPS.Z (CX)(DI*4), K2, Z4
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(DI*4), K2, Z9
-	VSUBPS      Z9, Z4, Z10
-	VBLENDMPS   Z4, Z9, K1, Z5
-	VFMADD231PS Z10, Z3, Z5
+	VMOVUPS.Z   (DX)(DI*4), K2, Z10
+	VSUBPS      Z10, Z4, Z11
+	VBLENDMPS   Z4, Z10, K1, Z5
+	VFMADD231PS Z11, Z3, Z5
 	VMOVUPS     Z5, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -1109,16 +1193,17 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z6, Z0, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z0, Z1
+	VFMADD231PS Z6, Z0, Z1
+	VADDPS      Z8, Z1, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param*decay
 	VMULPS Z2, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z2
+	VMULPS  Z9, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -1129,7 +1214,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1140,7 +1225,7 @@ TEXT ·adamAVX512_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -1155,50 +1240,58 @@ TEXT ·adamAVX512_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
 	VBROADCASTSS (DI), Z3
-	VBROADCASTSS 16(DI), Z7
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
+	VBROADCASTSS 28(DI), Z7
+	VBROADCASTSS 32(DI), Z8
+	VBROADCASTSS 20(DI), Z9
+	VBROADCASTSS 24(DI), Z10
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z11
 
 	// grad = -grad
-	VPXORD Z0, Z10, Z10
+	VPXORD Z0, Z11, Z11
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z11
-	VSUBPS      Z11, Z10, Z12
-	VBLENDMPS   Z10, Z11, K1, Z5
-	VFMADD231PS Z12, Z4, Z5
+	VMOVUPS     (DX)(DI*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z5
+	VFMADD231PS Z13, Z4, Z5
 	VMOVUPS     Z5, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z11
-	VMULPS      Z1, Z11, Z11
-	VMULPS      Z2, Z10, Z12
-	VFMADD231PS Z10, Z12, Z11
-	VMOVUPS     Z11, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z12
+	VMULPS      Z1, Z12, Z12
+	VMULPS      Z2, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(DI*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z11, Z10
+	VSQRTPS Z12, Z11
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z10, Z10
-	VADDPS  Z8, Z10, Z10
-	VMOVUPS (AX)(DI*4), Z11
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z11, Z12
+	VFMADD231PS Z7, Z11, Z12
+	VADDPS      Z9, Z12, Z11
+	VMOVUPS     (AX)(DI*4), Z12
 
 	// param = param*decay
-	VMULPS Z3, Z11, Z11
+	VMULPS Z3, Z12, Z12
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z12
-	VDIVPS  Z10, Z12, Z10
-	VADDPS  Z10, Z11, Z10
-	VMOVUPS Z10, (AX)(DI*4)
+	VMULPS  Z10, Z5, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -1217,9 +1310,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(DI*4), K2, Z0
-	VSUBPS      Z0, Z5, Z10
+	VSUBPS      Z0, Z5, Z11
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z10, Z4, Z6
+	VFMADD231PS Z11, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -1232,16 +1325,17 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z0, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z0, Z1
+	VFMADD231PS Z7, Z0, Z1
+	VADDPS      Z9, Z1, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param*decay
 	VMULPS Z3, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z10, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -1252,7 +1346,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1264,7 +1358,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1278,54 +1372,63 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
 	VBROADCASTSS (R8), Z2
-	VBROADCASTSS 16(R8), Z6
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
+	VBROADCASTSS 28(R8), Z6
+	VBROADCASTSS 32(R8), Z7
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z10
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z10
-	VSUBPS      Z10, Z9, Z11
-	VBLENDMPS   Z9, Z10, K1, Z4
-	VFMADD231PS Z11, Z3, Z4
+	VMOVUPS     (DX)(R8*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z4
+	VFMADD231PS Z12, Z3, Z4
 	VMOVUPS     Z4, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z10
-	VMULPS      Z0, Z10, Z10
-	VMULPS      Z1, Z9, Z11
-	VFMADD231PS Z9, Z11, Z10
-	VMOVUPS     Z10, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z11
+	VMULPS      Z0, Z11, Z11
+	VMULPS      Z1, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z9
-	VCMPPS     $0x03, Z10, Z9, K2
-	VMAXPS     Z10, Z9, Z9
-	VPTERNLOGD $0xff, Z9, Z9, K2, Z9
-	VMOVUPS    Z9, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z10
+	VCMPPS     $0x03, Z11, Z10, K2
+	VMAXPS     Z11, Z10, Z10
+	VPTERNLOGD $0xff, Z10, Z10, K2, Z10
+	VMOVUPS    Z10, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z9, Z9
+	VSQRTPS Z10, Z10
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z6, Z9, Z9
-	VADDPS  Z7, Z9, Z9
-	VMOVUPS (AX)(R8*4), Z10
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z10, Z11
+	VFMADD231PS Z6, Z10, Z11
+	VADDPS      Z8, Z11, Z10
+	VMOVUPS     (AX)(R8*4), Z11
 
 	// param = param*decay
-	VMULPS Z2, Z10, Z10
+	VMULPS Z2, Z11, Z11
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z11
-	VDIVPS  Z9, Z11, Z9
-	VADDPS  Z9, Z10, Z9
-	VMOVUPS Z9, (AX)(R8*4)
+	VMULPS  Z9, Z4, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -1340,10 +1443,10 @@ tail:
 	VMOVUPS.Z (CX)(R8*4), K2, Z4
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(R8*4), K2, Z9
-	VSUBPS      Z9, Z4, Z10
-	VBLENDMPS   Z4, Z9, K1, Z5
-	VFMADD231PS Z10, Z3, Z5
+	VMOVUPS.Z   (DX)(R8*4), K2, Z10
+	VSUBPS      Z10, Z4, Z11
+	VBLENDMPS   Z4, Z10, K1, Z5
+	VFMADD231PS Z11, Z3, Z5
 	VMOVUPS     Z5, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -1363,16 +1466,17 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z6, Z0, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z7, Z0, Z1
+	VFMADD231PS Z6, Z0, Z1
+	VADDPS      Z8, Z1, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param*decay
 	VMULPS Z2, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z2
+	VMULPS  Z9, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -1383,7 +1487,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1395,7 +1499,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -1410,57 +1514,66 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-1
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
 	VBROADCASTSS (R8), Z3
-	VBROADCASTSS 16(R8), Z7
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
+	VBROADCASTSS 28(R8), Z7
+	VBROADCASTSS 32(R8), Z8
+	VBROADCASTSS 20(R8), Z9
+	VBROADCASTSS 24(R8), Z10
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z11
 
 	// grad = -grad
-	VPXORD Z0, Z10, Z10
+	VPXORD Z0, Z11, Z11
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z11
-	VSUBPS      Z11, Z10, Z12
-	VBLENDMPS   Z10, Z11, K1, Z5
-	VFMADD231PS Z12, Z4, Z5
+	VMOVUPS     (DX)(R8*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z5
+	VFMADD231PS Z13, Z4, Z5
 	VMOVUPS     Z5, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z11
-	VMULPS      Z1, Z11, Z11
-	VMULPS      Z2, Z10, Z12
-	VFMADD231PS Z10, Z12, Z11
-	VMOVUPS     Z11, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z12
+	VMULPS      Z1, Z12, Z12
+	VMULPS      Z2, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z10
-	VCMPPS     $0x03, Z11, Z10, K2
-	VMAXPS     Z11, Z10, Z10
-	VPTERNLOGD $0xff, Z10, Z10, K2, Z10
-	VMOVUPS    Z10, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z11
+	VCMPPS     $0x03, Z12, Z11, K2
+	VMAXPS     Z12, Z11, Z11
+	VPTERNLOGD $0xff, Z11, Z11, K2, Z11
+	VMOVUPS    Z11, (SI)(R8*4)
 
 	// root = sqrt(second)
-	VSQRTPS Z10, Z10
+	VSQRTPS Z11, Z11
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z10, Z10
-	VADDPS  Z8, Z10, Z10
-	VMOVUPS (AX)(R8*4), Z11
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z11, Z12
+	VFMADD231PS Z7, Z11, Z12
+	VADDPS      Z9, Z12, Z11
+	VMOVUPS     (AX)(R8*4), Z12
 
 	// param = param*decay
-	VMULPS Z3, Z11, Z11
+	VMULPS Z3, Z12, Z12
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z12
-	VDIVPS  Z10, Z12, Z10
-	VADDPS  Z10, Z11, Z10
-	VMOVUPS Z10, (AX)(R8*4)
+	VMULPS  Z10, Z5, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -1479,9 +1592,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(R8*4), K2, Z0
-	VSUBPS      Z0, Z5, Z10
+	VSUBPS      Z0, Z5, Z11
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z10, Z4, Z6
+	VFMADD231PS Z11, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -1501,16 +1614,17 @@ tail:
 	// root = sqrt(second)
 	VSQRTPS Z0, Z0
 
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z0, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z8, Z0, Z1
+	VFMADD231PS Z7, Z0, Z1
+	VADDPS      Z9, Z1, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param*decay
 	VMULPS Z3, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z10, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -1521,7 +1635,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1532,7 +1646,7 @@ TEXT ·adamAVX512_float32_none_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1552,9 +1666,15 @@ TEXT ·adamAVX512_float32_none_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Z9
@@ -1634,7 +1754,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1645,7 +1765,7 @@ TEXT ·adamAVX512_float32_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -1666,9 +1786,15 @@ TEXT ·adamAVX512_float32_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z9
 
 	// grad = -grad
 	VPXORD Z0, Z9, Z9
@@ -1754,7 +1880,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1766,7 +1892,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1786,9 +1912,16 @@ TEXT ·adamAVX512_float32_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Z9
@@ -1882,7 +2015,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1894,7 +2027,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -1915,9 +2048,16 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z9
 
 	// grad = -grad
 	VPXORD Z0, Z9, Z9
@@ -2017,7 +2157,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2028,7 +2168,7 @@ TEXT ·adamAVX512_float32_l2_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -2049,9 +2189,15 @@ TEXT ·adamAVX512_float32_l2_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z9
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(DI*4), Z10
@@ -2141,7 +2287,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2152,7 +2298,7 @@ TEXT ·adamAVX512_float32_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (DI), Z1
 	VBROADCASTSS 4(DI), Z2
@@ -2174,9 +2320,15 @@ TEXT ·adamAVX512_float32_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -2272,7 +2424,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2284,7 +2436,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -2305,9 +2457,16 @@ TEXT ·adamAVX512_float32_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z9
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(R8*4), Z10
@@ -2411,7 +2570,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2423,7 +2582,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2
@@ -2445,9 +2604,16 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -2557,7 +2723,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2568,7 +2734,7 @@ TEXT ·adamAVX512_float32_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2589,9 +2755,15 @@ TEXT ·adamAVX512_float32_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z9
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Z10
@@ -2677,7 +2849,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2688,7 +2860,7 @@ TEXT ·adamAVX512_float32_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -2710,9 +2882,15 @@ TEXT ·adamAVX512_float32_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -2804,7 +2982,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2816,7 +2994,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2837,9 +3015,16 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z9
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Z10
@@ -2939,7 +3124,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_maximize_plain_ieee(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2951,7 +3136,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -2973,9 +3158,16 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -3081,7 +3273,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3092,7 +3284,7 @@ TEXT ·adamAVX512_float32_none_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3105,20 +3297,26 @@ TEXT ·adamAVX512_float32_none_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS 16(DI), Z2
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VMOVUPS      Z9, Z9
-	VBROADCASTSS smallestNormal<>+0(SB), Z10
-	VBROADCASTSS ordinaryCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(DI*4), Z13
@@ -3140,11 +3338,11 @@ body:
 	VRSQRTPS      Y12, Y12
 	VINSERTF64X4  $0x01, Y12, Z5, Z12
 	VMULPS        Z12, Z13, Z14
-	VMULPS        Z9, Z12, Z12
+	VMULPS        Z2, Z12, Z12
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z12, Z14, Z15
-	VSUBPS Z15, Z9, Z15
+	VSUBPS Z15, Z2, Z15
 	VMULPS Z15, Z14, Z16
 	VADDPS Z16, Z14, Z14
 	VMULPS Z15, Z12, Z15
@@ -3157,20 +3355,20 @@ body:
 	VADDPS Z12, Z14, Z12
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z13, Z14
-	VPCMPUD  $0x05, Z11, Z14, K2
+	VPSUBD   Z7, Z13, Z14
+	VPCMPUD  $0x05, Z8, Z14, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z12
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z12, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z12, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(DI*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
+	VMULPS  Z11, Z4, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(DI*4)
@@ -3207,37 +3405,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z9, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z9, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z0, Z3
-	VPCMPUD  $0x05, Z11, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z1, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z1, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -3254,7 +3452,7 @@ DATA ordinaryCount<>+0(SB)/4, $0x7efff800
 GLOBL ordinaryCount<>(SB), RODATA|NOPTR, $4
 
 // func adamAVX512_float32_none_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3265,7 +3463,7 @@ TEXT ·adamAVX512_float32_none_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -3279,20 +3477,26 @@ TEXT ·adamAVX512_float32_none_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -3317,11 +3521,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z6, Z13
 	VMULPS        Z13, Z14, Z15
-	VMULPS        Z10, Z13, Z13
+	VMULPS        Z3, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z13, Z16
@@ -3334,20 +3538,20 @@ body:
 	VADDPS Z13, Z15, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z14, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z14, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z13, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z13, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -3387,37 +3591,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -3428,7 +3632,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3440,7 +3644,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3453,20 +3657,27 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS 16(R8), Z2
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VMOVUPS      Z9, Z9
-	VBROADCASTSS smallestNormal<>+0(SB), Z10
-	VBROADCASTSS ordinaryCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(R8*4), Z13
@@ -3495,11 +3706,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z5, Z13
 	VMULPS        Z13, Z12, Z14
-	VMULPS        Z9, Z13, Z13
+	VMULPS        Z2, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z14, Z15
-	VSUBPS Z15, Z9, Z15
+	VSUBPS Z15, Z2, Z15
 	VMULPS Z15, Z14, Z16
 	VADDPS Z16, Z14, Z14
 	VMULPS Z15, Z13, Z15
@@ -3512,20 +3723,20 @@ body:
 	VADDPS Z13, Z14, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z12, Z14
-	VPCMPUD  $0x05, Z11, Z14, K2
+	VPSUBD   Z7, Z12, Z14
+	VPCMPUD  $0x05, Z8, Z14, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z12, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z13, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z13, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(R8*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
+	VMULPS  Z11, Z4, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(R8*4)
@@ -3569,37 +3780,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z9, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z9, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z0, Z3
-	VPCMPUD  $0x05, Z11, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z1, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z1, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -3610,7 +3821,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3622,7 +3833,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -3636,20 +3847,27 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -3681,11 +3899,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z6, Z14
 	VMULPS        Z14, Z13, Z15
-	VMULPS        Z10, Z14, Z14
+	VMULPS        Z3, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z14, Z16
@@ -3698,20 +3916,20 @@ body:
 	VADDPS Z14, Z15, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z13, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z13, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z14, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -3758,37 +3976,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -3799,7 +4017,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3810,7 +4028,7 @@ TEXT ·adamAVX512_float32_l2_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -3824,20 +4042,26 @@ TEXT ·adamAVX512_float32_l2_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = fma(param, decay, grad)
 	VMOVUPS     (AX)(DI*4), Z14
@@ -3863,11 +4087,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z6, Z13
 	VMULPS        Z13, Z14, Z15
-	VMULPS        Z10, Z13, Z13
+	VMULPS        Z3, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z13, Z16
@@ -3880,20 +4104,20 @@ body:
 	VADDPS Z13, Z15, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z14, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z14, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z13, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z13, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -3934,37 +4158,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -3975,7 +4199,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -3986,7 +4210,7 @@ TEXT ·adamAVX512_float32_l2_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (DI), Z1
 	VBROADCASTSS 4(DI), Z2
@@ -4001,20 +4225,26 @@ TEXT ·adamAVX512_float32_l2_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(DI), Z2
 	VBROADCASTSS 12(DI), Z3
-	VBROADCASTSS 16(DI), Z4
-	VBROADCASTSS 20(DI), Z9
-	VBROADCASTSS 24(DI), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z4
+	VMOVUPS      Z4, Z4
+	VBROADCASTSS smallestNormal<>+0(SB), Z9
+	VBROADCASTSS ordinaryCount<>+0(SB), Z10
+	VBROADCASTSS 16(DI), Z11
+	VBROADCASTSS 20(DI), Z12
+	VBROADCASTSS 24(DI), Z13
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z14
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -4043,11 +4273,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z7, Z14
 	VMULPS        Z14, Z15, Z16
-	VMULPS        Z11, Z14, Z14
+	VMULPS        Z4, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z4, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z14, Z17
@@ -4060,20 +4290,20 @@ body:
 	VADDPS Z14, Z16, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z15, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z9, Z15, Z16
+	VPCMPUD  $0x05, Z10, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z15, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z14, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z14, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(DI*4), Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z6, Z16
+	VMULPS  Z13, Z6, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(DI*4)
@@ -4117,13 +4347,13 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z7, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z4, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z3
-	VSUBPS Z3, Z11, Z3
-	VMULPS Z3, Z2, Z5
-	VADDPS Z5, Z2, Z2
+	VSUBPS Z3, Z4, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
 	VMULPS Z3, Z1, Z3
 	VADDPS Z3, Z1, Z1
 
@@ -4134,20 +4364,20 @@ tail:
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z9, Z0, Z2
+	VPCMPUD  $0x05, Z10, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z8, Z2
+	VMULPS  Z13, Z8, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -4158,7 +4388,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4170,7 +4400,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -4184,20 +4414,27 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = fma(param, decay, grad)
 	VMOVUPS     (AX)(R8*4), Z14
@@ -4230,11 +4467,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z6, Z14
 	VMULPS        Z14, Z13, Z15
-	VMULPS        Z10, Z14, Z14
+	VMULPS        Z3, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z14, Z16
@@ -4247,20 +4484,20 @@ body:
 	VADDPS Z14, Z15, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z13, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z13, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z14, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -4308,37 +4545,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -4349,7 +4586,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4361,7 +4598,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2
@@ -4376,20 +4613,27 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-1
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(R8), Z2
 	VBROADCASTSS 12(R8), Z3
-	VBROADCASTSS 16(R8), Z4
-	VBROADCASTSS 20(R8), Z9
-	VBROADCASTSS 24(R8), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z4
+	VMOVUPS      Z4, Z4
+	VBROADCASTSS smallestNormal<>+0(SB), Z9
+	VBROADCASTSS ordinaryCount<>+0(SB), Z10
+	VBROADCASTSS 16(R8), Z11
+	VBROADCASTSS 20(R8), Z12
+	VBROADCASTSS 24(R8), Z13
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z14
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -4425,11 +4669,11 @@ body:
 	VRSQRTPS      Y15, Y15
 	VINSERTF64X4  $0x01, Y15, Z7, Z15
 	VMULPS        Z15, Z14, Z16
-	VMULPS        Z11, Z15, Z15
+	VMULPS        Z4, Z15, Z15
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z15, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z4, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z15, Z17
@@ -4442,20 +4686,20 @@ body:
 	VADDPS Z15, Z16, Z15
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z14, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z9, Z14, Z16
+	VPCMPUD  $0x05, Z10, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z15
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z15, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z15, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(R8*4), Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z6, Z16
+	VMULPS  Z13, Z6, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(R8*4)
@@ -4506,13 +4750,13 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z7, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z4, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z3
-	VSUBPS Z3, Z11, Z3
-	VMULPS Z3, Z2, Z5
-	VADDPS Z5, Z2, Z2
+	VSUBPS Z3, Z4, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
 	VMULPS Z3, Z1, Z3
 	VADDPS Z3, Z1, Z1
 
@@ -4523,20 +4767,20 @@ tail:
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z9, Z0, Z2
+	VPCMPUD  $0x05, Z10, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z8, Z2
+	VMULPS  Z13, Z8, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -4547,7 +4791,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4558,7 +4802,7 @@ TEXT ·adamAVX512_float32_decoupled_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4571,21 +4815,27 @@ TEXT ·adamAVX512_float32_decoupled_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS (DI), Z2
-	VBROADCASTSS 16(DI), Z7
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS (DI), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(DI*4), Z14
@@ -4607,11 +4857,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z5, Z13
 	VMULPS        Z13, Z14, Z15
-	VMULPS        Z10, Z13, Z13
+	VMULPS        Z2, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z2, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z13, Z16
@@ -4624,23 +4874,23 @@ body:
 	VADDPS Z13, Z15, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z14, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z7, Z14, Z15
+	VPCMPUD  $0x05, Z8, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z13, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z13, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param*decay
-	VMULPS Z2, Z14, Z14
+	VMULPS Z9, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z4, Z15
+	VMULPS  Z12, Z4, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -4677,40 +4927,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z3
-	VPCMPUD  $0x05, Z12, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z2, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -4721,7 +4971,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4732,7 +4982,7 @@ TEXT ·adamAVX512_float32_decoupled_maximize_fma_goldschmidt(SB), NOSPLIT, $8-12
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -4746,21 +4996,27 @@ TEXT ·adamAVX512_float32_decoupled_maximize_fma_goldschmidt(SB), NOSPLIT, $8-12
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS (DI), Z3
-	VBROADCASTSS 16(DI), Z8
-	VBROADCASTSS 20(DI), Z9
-	VBROADCASTSS 24(DI), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS (DI), Z10
+	VBROADCASTSS 16(DI), Z11
+	VBROADCASTSS 20(DI), Z12
+	VBROADCASTSS 24(DI), Z13
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z14
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -4785,11 +5041,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z6, Z14
 	VMULPS        Z14, Z15, Z16
-	VMULPS        Z11, Z14, Z14
+	VMULPS        Z3, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z3, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z14, Z17
@@ -4802,23 +5058,23 @@ body:
 	VADDPS Z14, Z16, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z15, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z8, Z15, Z16
+	VPCMPUD  $0x05, Z9, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z15, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z8, Z14, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z14, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(DI*4), Z15
 
 	// param = param*decay
-	VMULPS Z3, Z15, Z15
+	VMULPS Z10, Z15, Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z5, Z16
+	VMULPS  Z13, Z5, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(DI*4)
@@ -4858,40 +5114,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z11, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z8, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z10, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z7, Z2
+	VMULPS  Z13, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -4902,7 +5158,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -4914,7 +5170,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4927,21 +5183,28 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS (R8), Z2
-	VBROADCASTSS 16(R8), Z7
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS (R8), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(R8*4), Z14
@@ -4970,11 +5233,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z5, Z14
 	VMULPS        Z14, Z13, Z15
-	VMULPS        Z10, Z14, Z14
+	VMULPS        Z2, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z2, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z14, Z16
@@ -4987,23 +5250,23 @@ body:
 	VADDPS Z14, Z15, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z13, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z7, Z13, Z15
+	VPCMPUD  $0x05, Z8, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z14, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z14, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param*decay
-	VMULPS Z2, Z14, Z14
+	VMULPS Z9, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z4, Z15
+	VMULPS  Z12, Z4, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -5047,40 +5310,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z3
-	VPCMPUD  $0x05, Z12, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z2, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -5091,7 +5354,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_maximize_fma_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5103,7 +5366,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_goldschmidt(SB), NOSPLI
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -5117,21 +5380,28 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_goldschmidt(SB), NOSPLI
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS (R8), Z3
-	VBROADCASTSS 16(R8), Z8
-	VBROADCASTSS 20(R8), Z9
-	VBROADCASTSS 24(R8), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS (R8), Z10
+	VBROADCASTSS 16(R8), Z11
+	VBROADCASTSS 20(R8), Z12
+	VBROADCASTSS 24(R8), Z13
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z14
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -5163,11 +5433,11 @@ body:
 	VRSQRTPS      Y15, Y15
 	VINSERTF64X4  $0x01, Y15, Z6, Z15
 	VMULPS        Z15, Z14, Z16
-	VMULPS        Z11, Z15, Z15
+	VMULPS        Z3, Z15, Z15
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z15, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z3, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z15, Z17
@@ -5180,23 +5450,23 @@ body:
 	VADDPS Z15, Z16, Z15
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z14, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z8, Z14, Z16
+	VPCMPUD  $0x05, Z9, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z15
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z8, Z15, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z15, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(R8*4), Z15
 
 	// param = param*decay
-	VMULPS Z3, Z15, Z15
+	VMULPS Z10, Z15, Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z5, Z16
+	VMULPS  Z13, Z5, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(R8*4)
@@ -5243,40 +5513,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z11, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z8, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z10, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z7, Z2
+	VMULPS  Z13, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -5287,7 +5557,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5298,7 +5568,7 @@ TEXT ·adamAVX512_float32_none_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -5311,20 +5581,26 @@ TEXT ·adamAVX512_float32_none_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS 16(DI), Z2
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VMOVUPS      Z9, Z9
-	VBROADCASTSS smallestNormal<>+0(SB), Z10
-	VBROADCASTSS ordinaryCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Z13
@@ -5348,11 +5624,11 @@ body:
 	VRSQRTPS      Y12, Y12
 	VINSERTF64X4  $0x01, Y12, Z5, Z12
 	VMULPS        Z12, Z13, Z14
-	VMULPS        Z9, Z12, Z12
+	VMULPS        Z2, Z12, Z12
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z12, Z14, Z15
-	VSUBPS Z15, Z9, Z15
+	VSUBPS Z15, Z2, Z15
 	VMULPS Z15, Z14, Z16
 	VADDPS Z16, Z14, Z14
 	VMULPS Z15, Z12, Z15
@@ -5365,20 +5641,20 @@ body:
 	VADDPS Z12, Z14, Z12
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z13, Z14
-	VPCMPUD  $0x05, Z11, Z14, K2
+	VPSUBD   Z7, Z13, Z14
+	VPCMPUD  $0x05, Z8, Z14, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z12
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z12, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z12, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(DI*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
+	VMULPS  Z11, Z4, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(DI*4)
@@ -5417,37 +5693,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z9, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z9, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z0, Z3
-	VPCMPUD  $0x05, Z11, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z1, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z1, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -5458,7 +5734,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5469,7 +5745,7 @@ TEXT ·adamAVX512_float32_none_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -5483,20 +5759,26 @@ TEXT ·adamAVX512_float32_none_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -5523,11 +5805,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z6, Z13
 	VMULPS        Z13, Z14, Z15
-	VMULPS        Z10, Z13, Z13
+	VMULPS        Z3, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z13, Z16
@@ -5540,20 +5822,20 @@ body:
 	VADDPS Z13, Z15, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z14, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z14, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z13, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z13, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -5595,37 +5877,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -5636,7 +5918,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5648,7 +5930,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -5661,20 +5943,27 @@ TEXT ·adamAVX512_float32_none_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS 16(R8), Z2
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VMOVUPS      Z9, Z9
-	VBROADCASTSS smallestNormal<>+0(SB), Z10
-	VBROADCASTSS ordinaryCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Z13
@@ -5705,11 +5994,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z5, Z13
 	VMULPS        Z13, Z12, Z14
-	VMULPS        Z9, Z13, Z13
+	VMULPS        Z2, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z14, Z15
-	VSUBPS Z15, Z9, Z15
+	VSUBPS Z15, Z2, Z15
 	VMULPS Z15, Z14, Z16
 	VADDPS Z16, Z14, Z14
 	VMULPS Z15, Z13, Z15
@@ -5722,20 +6011,20 @@ body:
 	VADDPS Z13, Z14, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z12, Z14
-	VPCMPUD  $0x05, Z11, Z14, K2
+	VPSUBD   Z7, Z12, Z14
+	VPCMPUD  $0x05, Z8, Z14, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z12, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z13, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z13, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(R8*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
+	VMULPS  Z11, Z4, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(R8*4)
@@ -5781,37 +6070,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z9, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z9, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z10, Z0, Z3
-	VPCMPUD  $0x05, Z11, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z1, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z1, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -5822,7 +6111,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -5834,7 +6123,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, 
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -5848,20 +6137,27 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, 
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -5895,11 +6191,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z6, Z14
 	VMULPS        Z14, Z13, Z15
-	VMULPS        Z10, Z14, Z14
+	VMULPS        Z3, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z14, Z16
@@ -5912,20 +6208,20 @@ body:
 	VADDPS Z14, Z15, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z13, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z13, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z14, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -5974,37 +6270,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -6015,7 +6311,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6026,7 +6322,7 @@ TEXT ·adamAVX512_float32_l2_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -6040,20 +6336,26 @@ TEXT ·adamAVX512_float32_l2_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(DI*4), Z14
@@ -6082,11 +6384,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z6, Z13
 	VMULPS        Z13, Z14, Z15
-	VMULPS        Z10, Z13, Z13
+	VMULPS        Z3, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z13, Z16
@@ -6099,20 +6401,20 @@ body:
 	VADDPS Z13, Z15, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z14, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z14, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z13, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z13, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -6156,37 +6458,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -6197,7 +6499,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6208,7 +6510,7 @@ TEXT ·adamAVX512_float32_l2_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (DI), Z1
 	VBROADCASTSS 4(DI), Z2
@@ -6223,20 +6525,26 @@ TEXT ·adamAVX512_float32_l2_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(DI), Z2
 	VBROADCASTSS 12(DI), Z3
-	VBROADCASTSS 16(DI), Z4
-	VBROADCASTSS 20(DI), Z9
-	VBROADCASTSS 24(DI), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z4
+	VMOVUPS      Z4, Z4
+	VBROADCASTSS smallestNormal<>+0(SB), Z9
+	VBROADCASTSS ordinaryCount<>+0(SB), Z10
+	VBROADCASTSS 16(DI), Z11
+	VBROADCASTSS 20(DI), Z12
+	VBROADCASTSS 24(DI), Z13
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z14
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -6268,11 +6576,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z7, Z14
 	VMULPS        Z14, Z15, Z16
-	VMULPS        Z11, Z14, Z14
+	VMULPS        Z4, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z4, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z14, Z17
@@ -6285,20 +6593,20 @@ body:
 	VADDPS Z14, Z16, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z15, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z9, Z15, Z16
+	VPCMPUD  $0x05, Z10, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z15, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z14, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z14, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(DI*4), Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z6, Z16
+	VMULPS  Z13, Z6, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(DI*4)
@@ -6345,13 +6653,13 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z7, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z4, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z3
-	VSUBPS Z3, Z11, Z3
-	VMULPS Z3, Z2, Z5
-	VADDPS Z5, Z2, Z2
+	VSUBPS Z3, Z4, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
 	VMULPS Z3, Z1, Z3
 	VADDPS Z3, Z1, Z1
 
@@ -6362,20 +6670,20 @@ tail:
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z9, Z0, Z2
+	VPCMPUD  $0x05, Z10, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z8, Z2
+	VMULPS  Z13, Z8, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -6386,7 +6694,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6398,7 +6706,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -6412,20 +6720,27 @@ TEXT ·adamAVX512_float32_l2_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(R8*4), Z14
@@ -6461,11 +6776,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z6, Z14
 	VMULPS        Z14, Z13, Z15
-	VMULPS        Z10, Z14, Z14
+	VMULPS        Z3, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z3, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z14, Z16
@@ -6478,20 +6793,20 @@ body:
 	VADDPS Z14, Z15, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z13, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z8, Z13, Z15
+	VPCMPUD  $0x05, Z9, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z14, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -6542,37 +6857,37 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z2
-	VPCMPUD  $0x05, Z12, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -6583,7 +6898,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6595,7 +6910,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2
@@ -6610,20 +6925,27 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(R8), Z2
 	VBROADCASTSS 12(R8), Z3
-	VBROADCASTSS 16(R8), Z4
-	VBROADCASTSS 20(R8), Z9
-	VBROADCASTSS 24(R8), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z4
+	VMOVUPS      Z4, Z4
+	VBROADCASTSS smallestNormal<>+0(SB), Z9
+	VBROADCASTSS ordinaryCount<>+0(SB), Z10
+	VBROADCASTSS 16(R8), Z11
+	VBROADCASTSS 20(R8), Z12
+	VBROADCASTSS 24(R8), Z13
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z14
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -6662,11 +6984,11 @@ body:
 	VRSQRTPS      Y15, Y15
 	VINSERTF64X4  $0x01, Y15, Z7, Z15
 	VMULPS        Z15, Z14, Z16
-	VMULPS        Z11, Z15, Z15
+	VMULPS        Z4, Z15, Z15
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z15, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z4, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z15, Z17
@@ -6679,20 +7001,20 @@ body:
 	VADDPS Z15, Z16, Z15
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z14, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z9, Z14, Z16
+	VPCMPUD  $0x05, Z10, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z15
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z15, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z15, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(R8*4), Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z6, Z16
+	VMULPS  Z13, Z6, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(R8*4)
@@ -6746,13 +7068,13 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z7, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z4, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z3
-	VSUBPS Z3, Z11, Z3
-	VMULPS Z3, Z2, Z5
-	VADDPS Z5, Z2, Z2
+	VSUBPS Z3, Z4, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
 	VMULPS Z3, Z1, Z3
 	VADDPS Z3, Z1, Z1
 
@@ -6763,20 +7085,20 @@ tail:
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z9, Z0, Z2
+	VPCMPUD  $0x05, Z10, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z8, Z2
+	VMULPS  Z13, Z8, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -6787,7 +7109,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6798,7 +7120,7 @@ TEXT ·adamAVX512_float32_decoupled_plain_goldschmidt(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -6811,21 +7133,27 @@ TEXT ·adamAVX512_float32_decoupled_plain_goldschmidt(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS (DI), Z2
-	VBROADCASTSS 16(DI), Z7
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS (DI), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Z14
@@ -6849,11 +7177,11 @@ body:
 	VRSQRTPS      Y13, Y13
 	VINSERTF64X4  $0x01, Y13, Z5, Z13
 	VMULPS        Z13, Z14, Z15
-	VMULPS        Z10, Z13, Z13
+	VMULPS        Z2, Z13, Z13
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z13, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z2, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z13, Z16
@@ -6866,23 +7194,23 @@ body:
 	VADDPS Z13, Z15, Z13
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z14, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z7, Z14, Z15
+	VPCMPUD  $0x05, Z8, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z13
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z13, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z13, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param*decay
-	VMULPS Z2, Z14, Z14
+	VMULPS Z9, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z4, Z15
+	VMULPS  Z12, Z4, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -6921,40 +7249,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z3
-	VPCMPUD  $0x05, Z12, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z2, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -6965,7 +7293,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -6976,7 +7304,7 @@ TEXT ·adamAVX512_float32_decoupled_maximize_plain_goldschmidt(SB), NOSPLIT, $8-
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -6990,21 +7318,27 @@ TEXT ·adamAVX512_float32_decoupled_maximize_plain_goldschmidt(SB), NOSPLIT, $8-
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS (DI), Z3
-	VBROADCASTSS 16(DI), Z8
-	VBROADCASTSS 20(DI), Z9
-	VBROADCASTSS 24(DI), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS (DI), Z10
+	VBROADCASTSS 16(DI), Z11
+	VBROADCASTSS 20(DI), Z12
+	VBROADCASTSS 24(DI), Z13
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z14
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -7031,11 +7365,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z6, Z14
 	VMULPS        Z14, Z15, Z16
-	VMULPS        Z11, Z14, Z14
+	VMULPS        Z3, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z3, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z14, Z17
@@ -7048,23 +7382,23 @@ body:
 	VADDPS Z14, Z16, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z15, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z8, Z15, Z16
+	VPCMPUD  $0x05, Z9, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z15, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z8, Z14, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z14, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(DI*4), Z15
 
 	// param = param*decay
-	VMULPS Z3, Z15, Z15
+	VMULPS Z10, Z15, Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z5, Z16
+	VMULPS  Z13, Z5, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(DI*4)
@@ -7106,40 +7440,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z11, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z8, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z10, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z7, Z2
+	VMULPS  Z13, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -7150,7 +7484,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -7162,7 +7496,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7175,21 +7509,28 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_goldschmidt(SB), NOSPLIT, $8-1
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS (R8), Z2
-	VBROADCASTSS 16(R8), Z7
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VMOVUPS      Z10, Z10
-	VBROADCASTSS smallestNormal<>+0(SB), Z11
-	VBROADCASTSS ordinaryCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z2
+	VMOVUPS      Z2, Z2
+	VBROADCASTSS smallestNormal<>+0(SB), Z7
+	VBROADCASTSS ordinaryCount<>+0(SB), Z8
+	VBROADCASTSS (R8), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Z14
@@ -7220,11 +7561,11 @@ body:
 	VRSQRTPS      Y14, Y14
 	VINSERTF64X4  $0x01, Y14, Z5, Z14
 	VMULPS        Z14, Z13, Z15
-	VMULPS        Z10, Z14, Z14
+	VMULPS        Z2, Z14, Z14
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z14, Z15, Z16
-	VSUBPS Z16, Z10, Z16
+	VSUBPS Z16, Z2, Z16
 	VMULPS Z16, Z15, Z17
 	VADDPS Z17, Z15, Z15
 	VMULPS Z16, Z14, Z16
@@ -7237,23 +7578,23 @@ body:
 	VADDPS Z14, Z15, Z14
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z13, Z15
-	VPCMPUD  $0x05, Z12, Z15, K2
+	VPSUBD   Z7, Z13, Z15
+	VPCMPUD  $0x05, Z8, Z15, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z13, K2, Z14
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z14, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z14, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param*decay
-	VMULPS Z2, Z14, Z14
+	VMULPS Z9, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z4, Z15
+	VMULPS  Z12, Z4, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -7299,40 +7640,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z5, Z1
 	VMULPS        Z1, Z0, Z3
-	VMULPS        Z10, Z1, Z1
+	VMULPS        Z2, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z3, Z4
-	VSUBPS Z4, Z10, Z4
-	VMULPS Z4, Z3, Z5
-	VADDPS Z5, Z3, Z3
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z2, Z2
+	VMULPS Z2, Z3, Z4
+	VADDPS Z4, Z3, Z3
+	VMULPS Z2, Z1, Z2
+	VADDPS Z2, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z3, Z3, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z3, Z3, Z2
+	VSUBPS Z2, Z0, Z2
+	VMULPS Z1, Z2, Z1
 	VADDPS Z1, Z3, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z11, Z0, Z3
-	VPCMPUD  $0x05, Z12, Z3, K1
+	VPSUBD   Z7, Z0, Z2
+	VPCMPUD  $0x05, Z8, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z1, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z1, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z2, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -7343,7 +7684,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_maximize_plain_goldschmidt(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_goldschmidt(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -7355,7 +7696,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_goldschmidt(SB), NOSP
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -7369,21 +7710,28 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_goldschmidt(SB), NOSP
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS (R8), Z3
-	VBROADCASTSS 16(R8), Z8
-	VBROADCASTSS 20(R8), Z9
-	VBROADCASTSS 24(R8), Z10
-	VBROADCASTSS half<>+0(SB), Z11
-	VMOVUPS      Z11, Z11
-	VBROADCASTSS smallestNormal<>+0(SB), Z12
-	VBROADCASTSS ordinaryCount<>+0(SB), Z13
+	VBROADCASTSS half<>+0(SB), Z3
+	VMOVUPS      Z3, Z3
+	VBROADCASTSS smallestNormal<>+0(SB), Z8
+	VBROADCASTSS ordinaryCount<>+0(SB), Z9
+	VBROADCASTSS (R8), Z10
+	VBROADCASTSS 16(R8), Z11
+	VBROADCASTSS 20(R8), Z12
+	VBROADCASTSS 24(R8), Z13
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z14
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z14
 
 	// grad = -grad
 	VPXORD Z0, Z14, Z14
@@ -7417,11 +7765,11 @@ body:
 	VRSQRTPS      Y15, Y15
 	VINSERTF64X4  $0x01, Y15, Z6, Z15
 	VMULPS        Z15, Z14, Z16
-	VMULPS        Z11, Z15, Z15
+	VMULPS        Z3, Z15, Z15
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z15, Z16, Z17
-	VSUBPS Z17, Z11, Z17
+	VSUBPS Z17, Z3, Z17
 	VMULPS Z17, Z16, Z18
 	VADDPS Z18, Z16, Z16
 	VMULPS Z17, Z15, Z17
@@ -7434,23 +7782,23 @@ body:
 	VADDPS Z15, Z16, Z15
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z14, Z16
-	VPCMPUD  $0x05, Z13, Z16, K2
+	VPSUBD   Z8, Z14, Z16
+	VPCMPUD  $0x05, Z9, Z16, K2
 	KORTESTW K2, K2
 	JEQ      ordinary_body
 	VSQRTPS  Z14, K2, Z15
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z8, Z15, Z14
-	VADDPS  Z9, Z14, Z14
+	VDIVPS  Z11, Z15, Z14
+	VADDPS  Z12, Z14, Z14
 	VMOVUPS (AX)(R8*4), Z15
 
 	// param = param*decay
-	VMULPS Z3, Z15, Z15
+	VMULPS Z10, Z15, Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z5, Z16
+	VMULPS  Z13, Z5, Z16
 	VDIVPS  Z14, Z16, Z14
 	VADDPS  Z14, Z15, Z14
 	VMOVUPS Z14, (AX)(R8*4)
@@ -7499,40 +7847,40 @@ tail:
 	VRSQRTPS      Y1, Y1
 	VINSERTF64X4  $0x01, Y1, Z6, Z1
 	VMULPS        Z1, Z0, Z2
-	VMULPS        Z11, Z1, Z1
+	VMULPS        Z3, Z1, Z1
 
 	// e = 0.5 - root*h; root = root + root*e; h = h + h*e
 	VMULPS Z1, Z2, Z4
-	VSUBPS Z4, Z11, Z4
-	VMULPS Z4, Z2, Z5
-	VADDPS Z5, Z2, Z2
-	VMULPS Z4, Z1, Z4
-	VADDPS Z4, Z1, Z1
+	VSUBPS Z4, Z3, Z3
+	VMULPS Z3, Z2, Z4
+	VADDPS Z4, Z2, Z2
+	VMULPS Z3, Z1, Z3
+	VADDPS Z3, Z1, Z1
 
 	// root = root + (x - root*root)*h
-	VMULPS Z2, Z2, Z4
-	VSUBPS Z4, Z0, Z4
-	VMULPS Z1, Z4, Z1
+	VMULPS Z2, Z2, Z3
+	VSUBPS Z3, Z0, Z3
+	VMULPS Z1, Z3, Z1
 	VADDPS Z1, Z2, Z1
 
 	// root = sqrt(x) in lanes where x is not in [0x00800000, 0x7f7ff800)
-	VPSUBD   Z12, Z0, Z2
-	VPCMPUD  $0x05, Z13, Z2, K1
+	VPSUBD   Z8, Z0, Z2
+	VPCMPUD  $0x05, Z9, Z2, K1
 	KORTESTW K1, K1
 	JEQ      ordinary_tail
 	VSQRTPS  Z0, K1, Z1
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z8, Z1, Z0
-	VADDPS    Z9, Z0, Z0
+	VDIVPS    Z11, Z1, Z0
+	VADDPS    Z12, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z10, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z10, Z7, Z2
+	VMULPS  Z13, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -7543,7 +7891,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -7554,7 +7902,7 @@ TEXT ·adamAVX512_float32_none_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7567,82 +7915,90 @@ TEXT ·adamAVX512_float32_none_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS 16(DI), Z2
-	VBROADCASTSS 20(DI), Z6
-	VBROADCASTSS 24(DI), Z7
-	VBROADCASTSS half<>+0(SB), Z8
-	VBROADCASTSS smallestNewton<>+0(SB), Z9
-	VBROADCASTSS newtonCount<>+0(SB), Z10
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS 28(DI), Z8
+	VBROADCASTSS 32(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z11
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z12
-	VSUBPS      Z12, Z11, Z13
-	VBLENDMPS   Z11, Z12, K1, Z4
-	VFMADD231PS Z13, Z3, Z4
+	VMOVUPS     (DX)(DI*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z4
+	VFMADD231PS Z14, Z3, Z4
 	VMOVUPS     Z4, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z12
-	VMULPS      Z0, Z12, Z12
-	VMULPS      Z1, Z11, Z13
-	VFMADD231PS Z11, Z13, Z12
-	VMOVUPS     Z12, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z13
+	VMULPS      Z0, Z13, Z13
+	VMULPS      Z1, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(DI*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z12, Z11
-	VMULPS     Z11, Z12, Z13
-	VMULPS     Z8, Z11, Z14
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z2, Z12, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z12, Z11
-	VFNMADD231PS Z13, Z13, Z11
-	VFMADD231PS  Z14, Z11, Z13
-	VPSUBD       Z9, Z12, Z11
-	VPCMPUD      $0x05, Z10, Z11, K2
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z6, Z13, Z12
+	VPCMPUD      $0x05, Z7, Z12, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z11
-	VBROADCASTSS scaleUp<>+0(SB), Z14
-	VMULPS       Z14, Z12, Z14
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z14, Z15
-	VMULPS     Z15, Z14, Z16
-	VMULPS     Z8, Z15, Z15
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z2, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z14, Z14
-	VFNMADD231PS Z16, Z16, Z14
-	VFMADD231PS  Z15, Z14, Z16
-	VMULPS       Z11, Z16, K2, Z13
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z11
-	VPSUBD       Z11, Z12, Z11
-	VBROADCASTSS positiveFinite<>+0(SB), Z14
-	VPCMPUD      $0x05, Z14, Z11, K2
-	VSQRTPS      Z12, K2, Z13
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z13, Z11
-	VADDPS  Z6, Z11, Z11
-	VMOVUPS (AX)(DI*4), Z12
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z9, Z14, Z12
+	VFMADD231PS Z8, Z14, Z12
+	VADDPS      Z10, Z12, Z12
+	VMOVUPS     (AX)(DI*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z4, Z13
-	VDIVPS  Z11, Z13, Z11
-	VADDPS  Z11, Z12, Z11
-	VMOVUPS Z11, (AX)(DI*4)
+	VMULPS  Z11, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -7657,10 +8013,10 @@ tail:
 	VMOVUPS.Z (CX)(DI*4), K2, Z4
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(DI*4), K2, Z11
-	VSUBPS      Z11, Z4, Z12
-	VBLENDMPS   Z4, Z11, K1, Z5
-	VFMADD231PS Z12, Z3, Z5
+	VMOVUPS.Z   (DX)(DI*4), K2, Z12
+	VSUBPS      Z12, Z4, Z13
+	VBLENDMPS   Z4, Z12, K1, Z5
+	VFMADD231PS Z13, Z3, Z5
 	VMOVUPS     Z5, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -7673,14 +8029,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z3
-	VMULPS     Z8, Z1, Z4
+	VMULPS     Z2, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z3, Z3, Z1
 	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z9, Z0, Z1
-	VPCMPUD      $0x05, Z10, Z1, K1
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -7690,31 +8046,32 @@ tail:
 	VMULPS       Z4, Z0, Z4
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z9
-	VMULPS     Z9, Z4, Z10
-	VMULPS     Z8, Z9, Z8
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z8, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z3
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
 	VSQRTPS      Z0, K1, Z3
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z3, Z0
-	VADDPS    Z6, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z9, Z3, Z0
+	VFMADD231PS Z8, Z3, Z0
+	VADDPS      Z10, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z5, Z2
+	VMULPS  Z11, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -7743,7 +8100,7 @@ DATA positiveFinite<>+0(SB)/4, $0x7f7fffff
 GLOBL positiveFinite<>(SB), RODATA|NOPTR, $4
 
 // func adamAVX512_float32_none_maximize_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -7754,7 +8111,7 @@ TEXT ·adamAVX512_float32_none_maximize_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -7768,85 +8125,93 @@ TEXT ·adamAVX512_float32_none_maximize_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 28(DI), Z9
+	VBROADCASTSS 32(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = -grad
-	VPXORD Z0, Z12, Z12
+	VPXORD Z0, Z13, Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z13
-	VSUBPS      Z13, Z12, Z14
-	VBLENDMPS   Z12, Z13, K1, Z5
-	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     (DX)(DI*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
 	VMOVUPS     Z5, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z13
-	VMULPS      Z1, Z13, Z13
-	VMULPS      Z2, Z12, Z14
-	VFMADD231PS Z12, Z14, Z13
-	VMOVUPS     Z13, (BX)(DI*4)
+	VMOVUPS     (BX)(DI*4), Z14
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(DI*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z13, Z12
-	VMULPS     Z12, Z13, Z14
-	VMULPS     Z9, Z12, Z15
+	VRSQRT14PS Z14, Z13
+	VMULPS     Z13, Z14, Z15
+	VMULPS     Z3, Z13, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z13, Z12
-	VFNMADD231PS Z14, Z14, Z12
-	VFMADD231PS  Z15, Z12, Z14
-	VPSUBD       Z10, Z13, Z12
-	VPCMPUD      $0x05, Z11, Z12, K2
+	VMOVAPS      Z14, Z13
+	VFNMADD231PS Z15, Z15, Z13
+	VFMADD231PS  Z16, Z13, Z15
+	VPSUBD       Z7, Z14, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z12
-	VBROADCASTSS scaleUp<>+0(SB), Z15
-	VMULPS       Z15, Z13, Z15
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z14, Z16
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z15, Z16
-	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z3, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z15, Z15
-	VFNMADD231PS Z17, Z17, Z15
-	VFMADD231PS  Z16, Z15, Z17
-	VMULPS       Z12, Z17, K2, Z14
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z13, Z18, K2, Z15
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z12
-	VPSUBD       Z12, Z13, Z12
-	VBROADCASTSS positiveFinite<>+0(SB), Z15
-	VPCMPUD      $0x05, Z15, Z12, K2
-	VSQRTPS      Z13, K2, Z14
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z14, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z13, K2
+	VSQRTPS      Z14, K2, Z15
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
-	VMOVUPS (AX)(DI*4), Z13
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z15, Z13
+	VFMADD231PS Z9, Z15, Z13
+	VADDPS      Z11, Z13, Z13
+	VMOVUPS     (AX)(DI*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
-	VDIVPS  Z12, Z14, Z12
-	VADDPS  Z12, Z13, Z12
-	VMOVUPS Z12, (AX)(DI*4)
+	VMULPS  Z12, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -7865,9 +8230,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(DI*4), K2, Z0
-	VSUBPS      Z0, Z5, Z12
+	VSUBPS      Z0, Z5, Z13
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z12, Z4, Z6
+	VFMADD231PS Z13, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -7880,14 +8245,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -7898,30 +8263,31 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z2, Z0
+	VFMADD231PS Z9, Z2, Z0
+	VADDPS      Z11, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -7932,7 +8298,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -7944,7 +8310,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -7957,89 +8323,98 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS 16(R8), Z2
-	VBROADCASTSS 20(R8), Z6
-	VBROADCASTSS 24(R8), Z7
-	VBROADCASTSS half<>+0(SB), Z8
-	VBROADCASTSS smallestNewton<>+0(SB), Z9
-	VBROADCASTSS newtonCount<>+0(SB), Z10
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS 28(R8), Z8
+	VBROADCASTSS 32(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z11
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z12
-	VSUBPS      Z12, Z11, Z13
-	VBLENDMPS   Z11, Z12, K1, Z4
-	VFMADD231PS Z13, Z3, Z4
+	VMOVUPS     (DX)(R8*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z4
+	VFMADD231PS Z14, Z3, Z4
 	VMOVUPS     Z4, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z12
-	VMULPS      Z0, Z12, Z12
-	VMULPS      Z1, Z11, Z13
-	VFMADD231PS Z11, Z13, Z12
-	VMOVUPS     Z12, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z13
+	VMULPS      Z0, Z13, Z13
+	VMULPS      Z1, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z11
-	VCMPPS     $0x03, Z12, Z11, K2
-	VMAXPS     Z12, Z11, Z11
-	VPTERNLOGD $0xff, Z11, Z11, K2, Z11
-	VMOVUPS    Z11, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z11, Z12
-	VMULPS     Z12, Z11, Z13
-	VMULPS     Z8, Z12, Z14
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z2, Z13, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z11, Z12
-	VFNMADD231PS Z13, Z13, Z12
-	VFMADD231PS  Z14, Z12, Z13
-	VPSUBD       Z9, Z11, Z12
-	VPCMPUD      $0x05, Z10, Z12, K2
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z6, Z12, Z13
+	VPCMPUD      $0x05, Z7, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z12
-	VBROADCASTSS scaleUp<>+0(SB), Z14
-	VMULPS       Z14, Z11, Z14
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z14, Z15
-	VMULPS     Z15, Z14, Z16
-	VMULPS     Z8, Z15, Z15
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z2, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z14, Z14
-	VFNMADD231PS Z16, Z16, Z14
-	VFMADD231PS  Z15, Z14, Z16
-	VMULPS       Z12, Z16, K2, Z13
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z12
-	VPSUBD       Z12, Z11, Z12
-	VBROADCASTSS positiveFinite<>+0(SB), Z14
-	VPCMPUD      $0x05, Z14, Z12, K2
-	VSQRTPS      Z11, K2, Z13
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z13, Z11
-	VADDPS  Z6, Z11, Z11
-	VMOVUPS (AX)(R8*4), Z12
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z9, Z14, Z12
+	VFMADD231PS Z8, Z14, Z12
+	VADDPS      Z10, Z12, Z12
+	VMOVUPS     (AX)(R8*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z4, Z13
-	VDIVPS  Z11, Z13, Z11
-	VADDPS  Z11, Z12, Z11
-	VMOVUPS Z11, (AX)(R8*4)
+	VMULPS  Z11, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -8054,10 +8429,10 @@ tail:
 	VMOVUPS.Z (CX)(R8*4), K2, Z4
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(R8*4), K2, Z11
-	VSUBPS      Z11, Z4, Z12
-	VBLENDMPS   Z4, Z11, K1, Z5
-	VFMADD231PS Z12, Z3, Z5
+	VMOVUPS.Z   (DX)(R8*4), K2, Z12
+	VSUBPS      Z12, Z4, Z13
+	VBLENDMPS   Z4, Z12, K1, Z5
+	VFMADD231PS Z13, Z3, Z5
 	VMOVUPS     Z5, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -8077,14 +8452,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z3
-	VMULPS     Z8, Z1, Z4
+	VMULPS     Z2, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z3, Z3, Z1
 	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z9, Z0, Z1
-	VPCMPUD      $0x05, Z10, Z1, K1
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -8094,31 +8469,32 @@ tail:
 	VMULPS       Z4, Z0, Z4
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z9
-	VMULPS     Z9, Z4, Z10
-	VMULPS     Z8, Z9, Z8
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z8, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z3
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
 	VSQRTPS      Z0, K1, Z3
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z3, Z0
-	VADDPS    Z6, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z9, Z3, Z0
+	VFMADD231PS Z8, Z3, Z0
+	VADDPS      Z10, Z0, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z5, Z2
+	VMULPS  Z11, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -8129,7 +8505,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -8141,7 +8517,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -8155,92 +8531,101 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 28(R8), Z9
+	VBROADCASTSS 32(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = -grad
-	VPXORD Z0, Z12, Z12
+	VPXORD Z0, Z13, Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z13
-	VSUBPS      Z13, Z12, Z14
-	VBLENDMPS   Z12, Z13, K1, Z5
-	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     (DX)(R8*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
 	VMOVUPS     Z5, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z13
-	VMULPS      Z1, Z13, Z13
-	VMULPS      Z2, Z12, Z14
-	VFMADD231PS Z12, Z14, Z13
-	VMOVUPS     Z13, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z14
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z12
-	VCMPPS     $0x03, Z13, Z12, K2
-	VMAXPS     Z13, Z12, Z12
-	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
-	VMOVUPS    Z12, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z12, Z13
-	VMULPS     Z13, Z12, Z14
-	VMULPS     Z9, Z13, Z15
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z3, Z14, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z12, Z13
-	VFNMADD231PS Z14, Z14, Z13
-	VFMADD231PS  Z15, Z13, Z14
-	VPSUBD       Z10, Z12, Z13
-	VPCMPUD      $0x05, Z11, Z13, K2
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z7, Z13, Z14
+	VPCMPUD      $0x05, Z8, Z14, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z13
-	VBROADCASTSS scaleUp<>+0(SB), Z15
-	VMULPS       Z15, Z12, Z15
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z15, Z16
-	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z3, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z15, Z15
-	VFNMADD231PS Z17, Z17, Z15
-	VFMADD231PS  Z16, Z15, Z17
-	VMULPS       Z13, Z17, K2, Z14
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z13
-	VPSUBD       Z13, Z12, Z13
-	VBROADCASTSS positiveFinite<>+0(SB), Z15
-	VPCMPUD      $0x05, Z15, Z13, K2
-	VSQRTPS      Z12, K2, Z14
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
-	VMOVUPS (AX)(R8*4), Z13
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z15, Z13
+	VFMADD231PS Z9, Z15, Z13
+	VADDPS      Z11, Z13, Z13
+	VMOVUPS     (AX)(R8*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
-	VDIVPS  Z12, Z14, Z12
-	VADDPS  Z12, Z13, Z12
-	VMOVUPS Z12, (AX)(R8*4)
+	VMULPS  Z12, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -8259,9 +8644,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(R8*4), K2, Z0
-	VSUBPS      Z0, Z5, Z12
+	VSUBPS      Z0, Z5, Z13
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z12, Z4, Z6
+	VFMADD231PS Z13, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -8281,14 +8666,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -8299,30 +8684,31 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z2, Z0
+	VFMADD231PS Z9, Z2, Z0
+	VADDPS      Z11, Z0, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -8333,7 +8719,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -8344,7 +8730,7 @@ TEXT ·adamAVX512_float32_l2_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -8358,244 +8744,56 @@ TEXT ·adamAVX512_float32_l2_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 28(DI), Z9
+	VBROADCASTSS 32(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
 
-	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(DI*4), Z13
-	VFMADD231PS Z0, Z13, Z12
-
-	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z13
-	VSUBPS      Z13, Z12, Z14
-	VBLENDMPS   Z12, Z13, K1, Z5
-	VFMADD231PS Z14, Z4, Z5
-	VMOVUPS     Z5, (DX)(DI*4)
-
-	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z13
-	VMULPS      Z1, Z13, Z13
-	VMULPS      Z2, Z12, Z14
-	VFMADD231PS Z12, Z14, Z13
-	VMOVUPS     Z13, (BX)(DI*4)
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z13, Z12
-	VMULPS     Z12, Z13, Z14
-	VMULPS     Z9, Z12, Z15
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z13, Z12
-	VFNMADD231PS Z14, Z14, Z12
-	VFMADD231PS  Z15, Z12, Z14
-	VPSUBD       Z10, Z13, Z12
-	VPCMPUD      $0x05, Z11, Z12, K2
-	KORTESTW     K2, K2
-	JEQ          ordinary_body
-
-	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z12
-	VBROADCASTSS scaleUp<>+0(SB), Z15
-	VMULPS       Z15, Z13, Z15
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z15, Z16
-	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z15, Z15
-	VFNMADD231PS Z17, Z17, Z15
-	VFMADD231PS  Z16, Z15, Z17
-	VMULPS       Z12, Z17, K2, Z14
-
-	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z12
-	VPSUBD       Z12, Z13, Z12
-	VBROADCASTSS positiveFinite<>+0(SB), Z15
-	VPCMPUD      $0x05, Z15, Z12, K2
-	VSQRTPS      Z13, K2, Z14
-
-ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
-	VMOVUPS (AX)(DI*4), Z13
-
-	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
-	VDIVPS  Z12, Z14, Z12
-	VADDPS  Z12, Z13, Z12
-	VMOVUPS Z12, (AX)(DI*4)
-	ADDQ    $0x10, DI
-	JMP     body
-
-tail:
-	SUBQ DI, SI
-	JEQ  done
-
-	// The first n lanes: ones below bit n.
-	MOVL      $0x0000ffff, R8
-	BZHIL     SI, R8, R8
-	KMOVW     R8, K2
-	VMOVUPS.Z (CX)(DI*4), K2, Z5
-
-	// grad = fma(param, decay, grad)
-	VMOVUPS.Z   (AX)(DI*4), K2, Z12
-	VFMADD231PS Z0, Z12, Z5
-
-	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(DI*4), K2, Z0
-	VSUBPS      Z0, Z5, Z12
-	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z12, Z4, Z6
-	VMOVUPS     Z6, K2, (DX)(DI*4)
-
-	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS.Z   (BX)(DI*4), K2, Z0
-	VMULPS      Z1, Z0, Z0
-	VMULPS      Z2, Z5, Z1
-	VFMADD231PS Z5, Z1, Z0
-	VMOVUPS     Z0, K2, (BX)(DI*4)
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z0, Z1
-	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z0, Z1
-	VFNMADD231PS Z2, Z2, Z1
-	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
-	KORTESTW     K1, K1
-	JEQ          ordinary_tail
-
-	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z1
-	VBROADCASTSS scaleUp<>+0(SB), Z4
-	VMULPS       Z4, Z0, Z4
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
-
-	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z1
-	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
-	VSQRTPS      Z0, K1, Z2
-
-ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
-
-	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
-	VDIVPS  Z0, Z2, Z0
-	VADDPS  Z0, Z1, Z0
-	VMOVUPS Z0, K2, (AX)(DI*4)
-
-done:
-	VLDMXCSR (SP)
-	VZEROUPPER
-	RET
-
-// func adamAVX512_float32_l2_maximize_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
-TEXT ·adamAVX512_float32_l2_maximize_fma_newton(SB), NOSPLIT, $8-128
-	MOVQ span_Param_base+0(FP), AX
-	MOVQ span_Grad_base+24(FP), CX
-	MOVQ span_ExpAvg_base+48(FP), DX
-	MOVQ span_ExpAvgSq_base+72(FP), BX
-	MOVQ span_Param_len+8(FP), SI
-	MOVQ s+120(FP), DI
-
-	// Round as the caller says.
-	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
-	VBROADCASTSS signBit<>+0(SB), Z0
-	VBROADCASTSS (DI), Z1
-	VBROADCASTSS 4(DI), Z2
-
-	// weight = weight-1 unless |weight| < 0.5
-	VBROADCASTSS absolute<>+0(SB), Z3
-	VPANDD       Z3, Z2, Z3
-	VBROADCASTSS half<>+0(SB), Z4
-	VCMPPS       $0x15, Z4, Z3, K1
-	VBROADCASTSS minusOne<>+0(SB), Z3
-	VADDPS       Z3, Z2, Z3
-	VBLENDMPS    Z3, Z2, K1, Z5
-	VBROADCASTSS 8(DI), Z2
-	VBROADCASTSS 12(DI), Z3
-	VBROADCASTSS 16(DI), Z4
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
-	XORQ         DI, DI
-	LEAQ         -16(SI), R8
-
-body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
-
-	// grad = -grad
-	VPXORD Z0, Z13, Z13
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = fma(param, decay, grad)
 	VMOVUPS     (AX)(DI*4), Z14
-	VFMADD231PS Z1, Z14, Z13
+	VFMADD231PS Z0, Z14, Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(DI*4), Z14
 	VSUBPS      Z14, Z13, Z15
-	VBLENDMPS   Z13, Z14, K1, Z6
-	VFMADD231PS Z15, Z5, Z6
-	VMOVUPS     Z6, (DX)(DI*4)
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
 	VMOVUPS     (BX)(DI*4), Z14
-	VMULPS      Z2, Z14, Z14
-	VMULPS      Z3, Z13, Z15
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
 	VFMADD231PS Z13, Z15, Z14
 	VMOVUPS     Z14, (BX)(DI*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z14, Z13
 	VMULPS     Z13, Z14, Z15
-	VMULPS     Z10, Z13, Z16
+	VMULPS     Z3, Z13, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z14, Z13
 	VFNMADD231PS Z15, Z15, Z13
 	VFMADD231PS  Z16, Z13, Z15
-	VPSUBD       Z11, Z14, Z13
-	VPCMPUD      $0x05, Z12, Z13, K2
+	VPSUBD       Z7, Z14, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -8607,7 +8805,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z16, Z17
 	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VMULPS     Z3, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z16, Z16
@@ -8623,16 +8821,221 @@ body:
 	VSQRTPS      Z14, K2, Z15
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z15, Z13
-	VADDPS  Z8, Z13, Z13
-	VMOVUPS (AX)(DI*4), Z14
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z15, Z13
+	VFMADD231PS Z9, Z15, Z13
+	VADDPS      Z11, Z13, Z13
+	VMOVUPS     (AX)(DI*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(DI*4), K2, Z13
+	VFMADD231PS Z0, Z13, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z13
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z13, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z3, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z2, Z0
+	VFMADD231PS Z9, Z2, Z0
+	VADDPS      Z11, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (DI), Z1
+	VBROADCASTSS 4(DI), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(DI), Z2
+	VBROADCASTSS 12(DI), Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VBROADCASTSS smallestNewton<>+0(SB), Z8
+	VBROADCASTSS newtonCount<>+0(SB), Z9
+	VBROADCASTSS 28(DI), Z10
+	VBROADCASTSS 32(DI), Z11
+	VBROADCASTSS 20(DI), Z12
+	VBROADCASTSS 24(DI), Z13
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z14
+
+	// grad = -grad
+	VPXORD Z0, Z14, Z14
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Z15
+	VFMADD231PS Z1, Z15, Z14
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z15
+	VSUBPS      Z15, Z14, Z16
+	VBLENDMPS   Z14, Z15, K1, Z6
+	VFMADD231PS Z16, Z5, Z6
+	VMOVUPS     Z6, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z15
+	VMULPS      Z2, Z15, Z15
+	VMULPS      Z3, Z14, Z16
+	VFMADD231PS Z14, Z16, Z15
+	VMOVUPS     Z15, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z14
+	VMULPS     Z14, Z15, Z16
+	VMULPS     Z4, Z14, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z17, Z14, Z16
+	VPSUBD       Z8, Z15, Z14
+	VPCMPUD      $0x05, Z9, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z17
+	VMULPS       Z17, Z15, Z17
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z17, Z18
+	VMULPS     Z18, Z17, Z19
+	VMULPS     Z4, Z18, Z18
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z17, Z17
+	VFNMADD231PS Z19, Z19, Z17
+	VFMADD231PS  Z18, Z17, Z19
+	VMULPS       Z14, Z19, K2, Z16
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z15, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z17
+	VPCMPUD      $0x05, Z17, Z14, K2
+	VSQRTPS      Z15, K2, Z16
+
+ordinary_body:
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z16, Z14
+	VFMADD231PS Z10, Z16, Z14
+	VADDPS      Z12, Z14, Z14
+	VMOVUPS     (AX)(DI*4), Z15
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z13, Z6, Z16
+	VDIVPS  Z14, Z16, Z14
+	VADDPS  Z14, Z15, Z14
+	VMOVUPS Z14, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -8670,14 +9073,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z3
+	VMULPS     Z4, Z1, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z3, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z8, Z0, Z1
+	VPCMPUD      $0x05, Z9, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -8689,12 +9092,12 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z3, Z5
 	VMULPS     Z5, Z3, Z6
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z4, Z5, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z3, Z3
 	VFNMADD231PS Z6, Z6, Z3
-	VFMADD231PS  Z5, Z3, Z6
+	VFMADD231PS  Z4, Z3, Z6
 	VMULPS       Z1, Z6, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
@@ -8705,13 +9108,14 @@ tail:
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z2, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z2, Z0
+	VFMADD231PS Z10, Z2, Z0
+	VADDPS      Z12, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z13, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -8722,7 +9126,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -8734,7 +9138,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -8748,93 +9152,102 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 28(R8), Z9
+	VBROADCASTSS 32(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(R8*4), Z13
-	VFMADD231PS Z0, Z13, Z12
+	VMOVUPS     (AX)(R8*4), Z14
+	VFMADD231PS Z0, Z14, Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z13
-	VSUBPS      Z13, Z12, Z14
-	VBLENDMPS   Z12, Z13, K1, Z5
-	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     (DX)(R8*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
 	VMOVUPS     Z5, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z13
-	VMULPS      Z1, Z13, Z13
-	VMULPS      Z2, Z12, Z14
-	VFMADD231PS Z12, Z14, Z13
-	VMOVUPS     Z13, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z14
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z12
-	VCMPPS     $0x03, Z13, Z12, K2
-	VMAXPS     Z13, Z12, Z12
-	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
-	VMOVUPS    Z12, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z12, Z13
-	VMULPS     Z13, Z12, Z14
-	VMULPS     Z9, Z13, Z15
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z3, Z14, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z12, Z13
-	VFNMADD231PS Z14, Z14, Z13
-	VFMADD231PS  Z15, Z13, Z14
-	VPSUBD       Z10, Z12, Z13
-	VPCMPUD      $0x05, Z11, Z13, K2
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z7, Z13, Z14
+	VPCMPUD      $0x05, Z8, Z14, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z13
-	VBROADCASTSS scaleUp<>+0(SB), Z15
-	VMULPS       Z15, Z12, Z15
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z15, Z16
-	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z3, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z15, Z15
-	VFNMADD231PS Z17, Z17, Z15
-	VFMADD231PS  Z16, Z15, Z17
-	VMULPS       Z13, Z17, K2, Z14
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z13
-	VPSUBD       Z13, Z12, Z13
-	VBROADCASTSS positiveFinite<>+0(SB), Z15
-	VPCMPUD      $0x05, Z15, Z13, K2
-	VSQRTPS      Z12, K2, Z14
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
-	VMOVUPS (AX)(R8*4), Z13
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z15, Z13
+	VFMADD231PS Z9, Z15, Z13
+	VADDPS      Z11, Z13, Z13
+	VMOVUPS     (AX)(R8*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
-	VDIVPS  Z12, Z14, Z12
-	VADDPS  Z12, Z13, Z12
-	VMOVUPS Z12, (AX)(R8*4)
+	VMULPS  Z12, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -8849,14 +9262,14 @@ tail:
 	VMOVUPS.Z (CX)(R8*4), K2, Z5
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS.Z   (AX)(R8*4), K2, Z12
-	VFMADD231PS Z0, Z12, Z5
+	VMOVUPS.Z   (AX)(R8*4), K2, Z13
+	VFMADD231PS Z0, Z13, Z5
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(R8*4), K2, Z0
-	VSUBPS      Z0, Z5, Z12
+	VSUBPS      Z0, Z5, Z13
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z12, Z4, Z6
+	VFMADD231PS Z13, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -8876,14 +9289,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -8894,30 +9307,31 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z2, Z0
+	VFMADD231PS Z9, Z2, Z0
+	VADDPS      Z11, Z0, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -8928,7 +9342,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -8940,7 +9354,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2
@@ -8955,96 +9369,105 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(R8), Z2
 	VBROADCASTSS 12(R8), Z3
-	VBROADCASTSS 16(R8), Z4
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z4
+	VBROADCASTSS smallestNewton<>+0(SB), Z8
+	VBROADCASTSS newtonCount<>+0(SB), Z9
+	VBROADCASTSS 28(R8), Z10
+	VBROADCASTSS 32(R8), Z11
+	VBROADCASTSS 20(R8), Z12
+	VBROADCASTSS 24(R8), Z13
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z14
 
 	// grad = -grad
-	VPXORD Z0, Z13, Z13
+	VPXORD Z0, Z14, Z14
 
 	// grad = fma(param, decay, grad)
-	VMOVUPS     (AX)(R8*4), Z14
-	VFMADD231PS Z1, Z14, Z13
+	VMOVUPS     (AX)(R8*4), Z15
+	VFMADD231PS Z1, Z15, Z14
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z14
-	VSUBPS      Z14, Z13, Z15
-	VBLENDMPS   Z13, Z14, K1, Z6
-	VFMADD231PS Z15, Z5, Z6
+	VMOVUPS     (DX)(R8*4), Z15
+	VSUBPS      Z15, Z14, Z16
+	VBLENDMPS   Z14, Z15, K1, Z6
+	VFMADD231PS Z16, Z5, Z6
 	VMOVUPS     Z6, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z14
-	VMULPS      Z2, Z14, Z14
-	VMULPS      Z3, Z13, Z15
-	VFMADD231PS Z13, Z15, Z14
-	VMOVUPS     Z14, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z15
+	VMULPS      Z2, Z15, Z15
+	VMULPS      Z3, Z14, Z16
+	VFMADD231PS Z14, Z16, Z15
+	VMOVUPS     Z15, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z13
-	VCMPPS     $0x03, Z14, Z13, K2
-	VMAXPS     Z14, Z13, Z13
-	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
-	VMOVUPS    Z13, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z14
+	VCMPPS     $0x03, Z15, Z14, K2
+	VMAXPS     Z15, Z14, Z14
+	VPTERNLOGD $0xff, Z14, Z14, K2, Z14
+	VMOVUPS    Z14, (SI)(R8*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z13, Z14
-	VMULPS     Z14, Z13, Z15
-	VMULPS     Z10, Z14, Z16
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z4, Z15, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z13, Z14
-	VFNMADD231PS Z15, Z15, Z14
-	VFMADD231PS  Z16, Z14, Z15
-	VPSUBD       Z11, Z13, Z14
-	VPCMPUD      $0x05, Z12, Z14, K2
+	VMOVAPS      Z14, Z15
+	VFNMADD231PS Z16, Z16, Z15
+	VFMADD231PS  Z17, Z15, Z16
+	VPSUBD       Z8, Z14, Z15
+	VPCMPUD      $0x05, Z9, Z15, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z14
-	VBROADCASTSS scaleUp<>+0(SB), Z16
-	VMULPS       Z16, Z13, Z16
+	VBROADCASTSS scaleDown<>+0(SB), Z15
+	VBROADCASTSS scaleUp<>+0(SB), Z17
+	VMULPS       Z17, Z14, Z17
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z16, Z17
-	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VRSQRT14PS Z17, Z18
+	VMULPS     Z18, Z17, Z19
+	VMULPS     Z4, Z18, Z18
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z16, Z16
-	VFNMADD231PS Z18, Z18, Z16
-	VFMADD231PS  Z17, Z16, Z18
-	VMULPS       Z14, Z18, K2, Z15
+	VMOVAPS      Z17, Z17
+	VFNMADD231PS Z19, Z19, Z17
+	VFMADD231PS  Z18, Z17, Z19
+	VMULPS       Z15, Z19, K2, Z16
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z14
-	VPSUBD       Z14, Z13, Z14
-	VBROADCASTSS positiveFinite<>+0(SB), Z16
-	VPCMPUD      $0x05, Z16, Z14, K2
-	VSQRTPS      Z13, K2, Z15
+	VBROADCASTSS smallest<>+0(SB), Z15
+	VPSUBD       Z15, Z14, Z15
+	VBROADCASTSS positiveFinite<>+0(SB), Z17
+	VPCMPUD      $0x05, Z17, Z15, K2
+	VSQRTPS      Z14, K2, Z16
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z15, Z13
-	VADDPS  Z8, Z13, Z13
-	VMOVUPS (AX)(R8*4), Z14
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z16, Z14
+	VFMADD231PS Z10, Z16, Z14
+	VADDPS      Z12, Z14, Z14
+	VMOVUPS     (AX)(R8*4), Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z15
-	VDIVPS  Z13, Z15, Z13
-	VADDPS  Z13, Z14, Z13
-	VMOVUPS Z13, (AX)(R8*4)
+	VMULPS  Z13, Z6, Z16
+	VDIVPS  Z14, Z16, Z14
+	VADDPS  Z14, Z15, Z14
+	VMOVUPS Z14, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -9089,14 +9512,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z3
+	VMULPS     Z4, Z1, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z3, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z8, Z0, Z1
+	VPCMPUD      $0x05, Z9, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -9108,12 +9531,12 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z3, Z5
 	VMULPS     Z5, Z3, Z6
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z4, Z5, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z3, Z3
 	VFNMADD231PS Z6, Z6, Z3
-	VFMADD231PS  Z5, Z3, Z6
+	VFMADD231PS  Z4, Z3, Z6
 	VMULPS       Z1, Z6, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
@@ -9124,13 +9547,14 @@ tail:
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z2, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z2, Z0
+	VFMADD231PS Z10, Z2, Z0
+	VADDPS      Z12, Z0, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z13, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -9141,7 +9565,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -9152,7 +9576,7 @@ TEXT ·adamAVX512_float32_decoupled_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -9165,239 +9589,53 @@ TEXT ·adamAVX512_float32_decoupled_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS (DI), Z2
-	VBROADCASTSS 16(DI), Z6
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS (DI), Z8
+	VBROADCASTSS 28(DI), Z9
+	VBROADCASTSS 32(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
 
-	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(DI*4), Z13
-	VSUBPS      Z13, Z12, Z14
-	VBLENDMPS   Z12, Z13, K1, Z4
-	VFMADD231PS Z14, Z3, Z4
-	VMOVUPS     Z4, (DX)(DI*4)
-
-	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(DI*4), Z13
-	VMULPS      Z0, Z13, Z13
-	VMULPS      Z1, Z12, Z14
-	VFMADD231PS Z12, Z14, Z13
-	VMOVUPS     Z13, (BX)(DI*4)
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z13, Z12
-	VMULPS     Z12, Z13, Z14
-	VMULPS     Z9, Z12, Z15
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z13, Z12
-	VFNMADD231PS Z14, Z14, Z12
-	VFMADD231PS  Z15, Z12, Z14
-	VPSUBD       Z10, Z13, Z12
-	VPCMPUD      $0x05, Z11, Z12, K2
-	KORTESTW     K2, K2
-	JEQ          ordinary_body
-
-	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z12
-	VBROADCASTSS scaleUp<>+0(SB), Z15
-	VMULPS       Z15, Z13, Z15
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z15, Z16
-	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z15, Z15
-	VFNMADD231PS Z17, Z17, Z15
-	VFMADD231PS  Z16, Z15, Z17
-	VMULPS       Z12, Z17, K2, Z14
-
-	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z12
-	VPSUBD       Z12, Z13, Z12
-	VBROADCASTSS positiveFinite<>+0(SB), Z15
-	VPCMPUD      $0x05, Z15, Z12, K2
-	VSQRTPS      Z13, K2, Z14
-
-ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z6, Z14, Z12
-	VADDPS  Z7, Z12, Z12
-	VMOVUPS (AX)(DI*4), Z13
-
-	// param = param*decay
-	VMULPS Z2, Z13, Z13
-
-	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
-	VDIVPS  Z12, Z14, Z12
-	VADDPS  Z12, Z13, Z12
-	VMOVUPS Z12, (AX)(DI*4)
-	ADDQ    $0x10, DI
-	JMP     body
-
-tail:
-	SUBQ DI, SI
-	JEQ  done
-
-	// The first n lanes: ones below bit n.
-	MOVL      $0x0000ffff, R8
-	BZHIL     SI, R8, R8
-	KMOVW     R8, K2
-	VMOVUPS.Z (CX)(DI*4), K2, Z4
-
-	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(DI*4), K2, Z12
-	VSUBPS      Z12, Z4, Z13
-	VBLENDMPS   Z4, Z12, K1, Z5
-	VFMADD231PS Z13, Z3, Z5
-	VMOVUPS     Z5, K2, (DX)(DI*4)
-
-	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS.Z   (BX)(DI*4), K2, Z3
-	VMULPS      Z0, Z3, Z0
-	VMULPS      Z1, Z4, Z1
-	VFMADD231PS Z4, Z1, Z0
-	VMOVUPS     Z0, K2, (BX)(DI*4)
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z0, Z1
-	VMULPS     Z1, Z0, Z3
-	VMULPS     Z9, Z1, Z4
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z0, Z1
-	VFNMADD231PS Z3, Z3, Z1
-	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
-	KORTESTW     K1, K1
-	JEQ          ordinary_tail
-
-	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z1
-	VBROADCASTSS scaleUp<>+0(SB), Z4
-	VMULPS       Z4, Z0, Z4
-
-	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z10
-	VMULPS     Z10, Z4, Z11
-	VMULPS     Z9, Z10, Z9
-
-	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z9, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z3
-
-	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z1
-	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
-	VSQRTPS      Z0, K1, Z3
-
-ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z6, Z3, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
-
-	// param = param*decay
-	VMULPS Z2, Z1, Z1
-
-	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z2
-	VDIVPS  Z0, Z2, Z0
-	VADDPS  Z0, Z1, Z0
-	VMOVUPS Z0, K2, (AX)(DI*4)
-
-done:
-	VLDMXCSR (SP)
-	VZEROUPPER
-	RET
-
-// func adamAVX512_float32_decoupled_maximize_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
-TEXT ·adamAVX512_float32_decoupled_maximize_fma_newton(SB), NOSPLIT, $8-128
-	MOVQ span_Param_base+0(FP), AX
-	MOVQ span_Grad_base+24(FP), CX
-	MOVQ span_ExpAvg_base+48(FP), DX
-	MOVQ span_ExpAvgSq_base+72(FP), BX
-	MOVQ span_Param_len+8(FP), SI
-	MOVQ s+120(FP), DI
-
-	// Round as the caller says.
-	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
-	VBROADCASTSS signBit<>+0(SB), Z0
-	VBROADCASTSS 4(DI), Z1
-
-	// weight = weight-1 unless |weight| < 0.5
-	VBROADCASTSS absolute<>+0(SB), Z2
-	VPANDD       Z2, Z1, Z2
-	VBROADCASTSS half<>+0(SB), Z3
-	VCMPPS       $0x15, Z3, Z2, K1
-	VBROADCASTSS minusOne<>+0(SB), Z2
-	VADDPS       Z2, Z1, Z2
-	VBLENDMPS    Z2, Z1, K1, Z4
-	VBROADCASTSS 8(DI), Z1
-	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS (DI), Z3
-	VBROADCASTSS 16(DI), Z7
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
-	XORQ         DI, DI
-	LEAQ         -16(SI), R8
-
-body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
-
-	// grad = -grad
-	VPXORD Z0, Z13, Z13
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS     (DX)(DI*4), Z14
 	VSUBPS      Z14, Z13, Z15
-	VBLENDMPS   Z13, Z14, K1, Z5
-	VFMADD231PS Z15, Z4, Z5
-	VMOVUPS     Z5, (DX)(DI*4)
+	VBLENDMPS   Z13, Z14, K1, Z4
+	VFMADD231PS Z15, Z3, Z4
+	VMOVUPS     Z4, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
 	VMOVUPS     (BX)(DI*4), Z14
-	VMULPS      Z1, Z14, Z14
-	VMULPS      Z2, Z13, Z15
+	VMULPS      Z0, Z14, Z14
+	VMULPS      Z1, Z13, Z15
 	VFMADD231PS Z13, Z15, Z14
 	VMOVUPS     Z14, (BX)(DI*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z14, Z13
 	VMULPS     Z13, Z14, Z15
-	VMULPS     Z10, Z13, Z16
+	VMULPS     Z2, Z13, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z14, Z13
 	VFNMADD231PS Z15, Z15, Z13
 	VFMADD231PS  Z16, Z13, Z15
-	VPSUBD       Z11, Z14, Z13
-	VPCMPUD      $0x05, Z12, Z13, K2
+	VPSUBD       Z6, Z14, Z13
+	VPCMPUD      $0x05, Z7, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -9409,7 +9647,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z16, Z17
 	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VMULPS     Z2, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z16, Z16
@@ -9425,19 +9663,222 @@ body:
 	VSQRTPS      Z14, K2, Z15
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z15, Z13
-	VADDPS  Z8, Z13, Z13
-	VMOVUPS (AX)(DI*4), Z14
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z15, Z13
+	VFMADD231PS Z9, Z15, Z13
+	VADDPS      Z11, Z13, Z13
+	VMOVUPS     (AX)(DI*4), Z14
 
 	// param = param*decay
-	VMULPS Z3, Z14, Z14
+	VMULPS Z8, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z4, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z13
+	VSUBPS      Z13, Z4, Z14
+	VBLENDMPS   Z4, Z13, K1, Z5
+	VFMADD231PS Z14, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z2, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z3, Z0
+	VFMADD231PS Z9, Z3, Z0
+	VADDPS      Z11, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z8, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS (DI), Z9
+	VBROADCASTSS 28(DI), Z10
+	VBROADCASTSS 32(DI), Z11
+	VBROADCASTSS 20(DI), Z12
+	VBROADCASTSS 24(DI), Z13
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z14
+
+	// grad = -grad
+	VPXORD Z0, Z14, Z14
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z15
+	VSUBPS      Z15, Z14, Z16
+	VBLENDMPS   Z14, Z15, K1, Z5
+	VFMADD231PS Z16, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z15
+	VMULPS      Z1, Z15, Z15
+	VMULPS      Z2, Z14, Z16
+	VFMADD231PS Z14, Z16, Z15
+	VMOVUPS     Z15, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z14
+	VMULPS     Z14, Z15, Z16
+	VMULPS     Z3, Z14, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z17, Z14, Z16
+	VPSUBD       Z7, Z15, Z14
+	VPCMPUD      $0x05, Z8, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z17
+	VMULPS       Z17, Z15, Z17
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z17, Z18
+	VMULPS     Z18, Z17, Z19
+	VMULPS     Z3, Z18, Z18
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z17, Z17
+	VFNMADD231PS Z19, Z19, Z17
+	VFMADD231PS  Z18, Z17, Z19
+	VMULPS       Z14, Z19, K2, Z16
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z15, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z17
+	VPCMPUD      $0x05, Z17, Z14, K2
+	VSQRTPS      Z15, K2, Z16
+
+ordinary_body:
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z16, Z14
+	VFMADD231PS Z10, Z16, Z14
+	VADDPS      Z12, Z14, Z14
+	VMOVUPS     (AX)(DI*4), Z15
+
+	// param = param*decay
+	VMULPS Z9, Z15, Z15
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z13, Z5, Z16
+	VDIVPS  Z14, Z16, Z14
+	VADDPS  Z14, Z15, Z14
+	VMOVUPS Z14, (AX)(DI*4)
 	ADDQ    $0x10, DI
 	JMP     body
 
@@ -9456,9 +9897,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(DI*4), K2, Z0
-	VSUBPS      Z0, Z5, Z13
+	VSUBPS      Z0, Z5, Z14
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z13, Z4, Z6
+	VFMADD231PS Z14, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(DI*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -9471,14 +9912,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -9489,33 +9930,34 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z11
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z5, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z2, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(DI*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z2, Z0
+	VFMADD231PS Z10, Z2, Z0
+	VADDPS      Z12, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z13, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -9526,7 +9968,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -9538,7 +9980,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -9551,93 +9993,102 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS (R8), Z2
-	VBROADCASTSS 16(R8), Z6
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS (R8), Z8
+	VBROADCASTSS 28(R8), Z9
+	VBROADCASTSS 32(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z13
-	VSUBPS      Z13, Z12, Z14
-	VBLENDMPS   Z12, Z13, K1, Z4
-	VFMADD231PS Z14, Z3, Z4
+	VMOVUPS     (DX)(R8*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z4
+	VFMADD231PS Z15, Z3, Z4
 	VMOVUPS     Z4, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z13
-	VMULPS      Z0, Z13, Z13
-	VMULPS      Z1, Z12, Z14
-	VFMADD231PS Z12, Z14, Z13
-	VMOVUPS     Z13, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z14
+	VMULPS      Z0, Z14, Z14
+	VMULPS      Z1, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z12
-	VCMPPS     $0x03, Z13, Z12, K2
-	VMAXPS     Z13, Z12, Z12
-	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
-	VMOVUPS    Z12, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z12, Z13
-	VMULPS     Z13, Z12, Z14
-	VMULPS     Z9, Z13, Z15
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z2, Z14, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z12, Z13
-	VFNMADD231PS Z14, Z14, Z13
-	VFMADD231PS  Z15, Z13, Z14
-	VPSUBD       Z10, Z12, Z13
-	VPCMPUD      $0x05, Z11, Z13, K2
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z6, Z13, Z14
+	VPCMPUD      $0x05, Z7, Z14, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z13
-	VBROADCASTSS scaleUp<>+0(SB), Z15
-	VMULPS       Z15, Z12, Z15
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z15, Z16
-	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z2, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z15, Z15
-	VFNMADD231PS Z17, Z17, Z15
-	VFMADD231PS  Z16, Z15, Z17
-	VMULPS       Z13, Z17, K2, Z14
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z13
-	VPSUBD       Z13, Z12, Z13
-	VBROADCASTSS positiveFinite<>+0(SB), Z15
-	VPCMPUD      $0x05, Z15, Z13, K2
-	VSQRTPS      Z12, K2, Z14
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z6, Z14, Z12
-	VADDPS  Z7, Z12, Z12
-	VMOVUPS (AX)(R8*4), Z13
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z15, Z13
+	VFMADD231PS Z9, Z15, Z13
+	VADDPS      Z11, Z13, Z13
+	VMOVUPS     (AX)(R8*4), Z14
 
 	// param = param*decay
-	VMULPS Z2, Z13, Z13
+	VMULPS Z8, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
-	VDIVPS  Z12, Z14, Z12
-	VADDPS  Z12, Z13, Z12
-	VMOVUPS Z12, (AX)(R8*4)
+	VMULPS  Z12, Z4, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -9652,10 +10103,10 @@ tail:
 	VMOVUPS.Z (CX)(R8*4), K2, Z4
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS.Z   (DX)(R8*4), K2, Z12
-	VSUBPS      Z12, Z4, Z13
-	VBLENDMPS   Z4, Z12, K1, Z5
-	VFMADD231PS Z13, Z3, Z5
+	VMOVUPS.Z   (DX)(R8*4), K2, Z13
+	VSUBPS      Z13, Z4, Z14
+	VBLENDMPS   Z4, Z13, K1, Z5
+	VFMADD231PS Z14, Z3, Z5
 	VMOVUPS     Z5, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -9675,14 +10126,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z3
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z2, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z3, Z3, Z1
 	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -9692,34 +10143,35 @@ tail:
 	VMULPS       Z4, Z0, Z4
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z10
-	VMULPS     Z10, Z4, Z11
-	VMULPS     Z9, Z10, Z9
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z9, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z3
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
 	VSQRTPS      Z0, K1, Z3
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z6, Z3, Z0
-	VADDPS    Z7, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z10, Z3, Z0
+	VFMADD231PS Z9, Z3, Z0
+	VADDPS      Z11, Z0, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z2, Z1, Z1
+	VMULPS Z8, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z2
+	VMULPS  Z12, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -9730,7 +10182,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -9742,7 +10194,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -9756,96 +10208,105 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS (R8), Z3
-	VBROADCASTSS 16(R8), Z7
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS (R8), Z9
+	VBROADCASTSS 28(R8), Z10
+	VBROADCASTSS 32(R8), Z11
+	VBROADCASTSS 20(R8), Z12
+	VBROADCASTSS 24(R8), Z13
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z14
 
 	// grad = -grad
-	VPXORD Z0, Z13, Z13
+	VPXORD Z0, Z14, Z14
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
-	VMOVUPS     (DX)(R8*4), Z14
-	VSUBPS      Z14, Z13, Z15
-	VBLENDMPS   Z13, Z14, K1, Z5
-	VFMADD231PS Z15, Z4, Z5
+	VMOVUPS     (DX)(R8*4), Z15
+	VSUBPS      Z15, Z14, Z16
+	VBLENDMPS   Z14, Z15, K1, Z5
+	VFMADD231PS Z16, Z4, Z5
 	VMOVUPS     Z5, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
-	VMOVUPS     (BX)(R8*4), Z14
-	VMULPS      Z1, Z14, Z14
-	VMULPS      Z2, Z13, Z15
-	VFMADD231PS Z13, Z15, Z14
-	VMOVUPS     Z14, (BX)(R8*4)
+	VMOVUPS     (BX)(R8*4), Z15
+	VMULPS      Z1, Z15, Z15
+	VMULPS      Z2, Z14, Z16
+	VFMADD231PS Z14, Z16, Z15
+	VMOVUPS     Z15, (BX)(R8*4)
 
 	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-	VMOVUPS    (SI)(R8*4), Z13
-	VCMPPS     $0x03, Z14, Z13, K2
-	VMAXPS     Z14, Z13, Z13
-	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
-	VMOVUPS    Z13, (SI)(R8*4)
+	VMOVUPS    (SI)(R8*4), Z14
+	VCMPPS     $0x03, Z15, Z14, K2
+	VMAXPS     Z15, Z14, Z14
+	VPTERNLOGD $0xff, Z14, Z14, K2, Z14
+	VMOVUPS    Z14, (SI)(R8*4)
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z13, Z14
-	VMULPS     Z14, Z13, Z15
-	VMULPS     Z10, Z14, Z16
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z3, Z15, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z13, Z14
-	VFNMADD231PS Z15, Z15, Z14
-	VFMADD231PS  Z16, Z14, Z15
-	VPSUBD       Z11, Z13, Z14
-	VPCMPUD      $0x05, Z12, Z14, K2
+	VMOVAPS      Z14, Z15
+	VFNMADD231PS Z16, Z16, Z15
+	VFMADD231PS  Z17, Z15, Z16
+	VPSUBD       Z7, Z14, Z15
+	VPCMPUD      $0x05, Z8, Z15, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
 	// small lanes: root = newton(x*2^64)*2^-32
-	VBROADCASTSS scaleDown<>+0(SB), Z14
-	VBROADCASTSS scaleUp<>+0(SB), Z16
-	VMULPS       Z16, Z13, Z16
+	VBROADCASTSS scaleDown<>+0(SB), Z15
+	VBROADCASTSS scaleUp<>+0(SB), Z17
+	VMULPS       Z17, Z14, Z17
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z16, Z17
-	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VRSQRT14PS Z17, Z18
+	VMULPS     Z18, Z17, Z19
+	VMULPS     Z3, Z18, Z18
 
 	// root = fma(fma(-root, root, x), h, root)
-	VMOVAPS      Z16, Z16
-	VFNMADD231PS Z18, Z18, Z16
-	VFMADD231PS  Z17, Z16, Z18
-	VMULPS       Z14, Z18, K2, Z15
+	VMOVAPS      Z17, Z17
+	VFNMADD231PS Z19, Z19, Z17
+	VFMADD231PS  Z18, Z17, Z19
+	VMULPS       Z15, Z19, K2, Z16
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
-	VBROADCASTSS smallest<>+0(SB), Z14
-	VPSUBD       Z14, Z13, Z14
-	VBROADCASTSS positiveFinite<>+0(SB), Z16
-	VPCMPUD      $0x05, Z16, Z14, K2
-	VSQRTPS      Z13, K2, Z15
+	VBROADCASTSS smallest<>+0(SB), Z15
+	VPSUBD       Z15, Z14, Z15
+	VBROADCASTSS positiveFinite<>+0(SB), Z17
+	VPCMPUD      $0x05, Z17, Z15, K2
+	VSQRTPS      Z14, K2, Z16
 
 ordinary_body:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z15, Z13
-	VADDPS  Z8, Z13, Z13
-	VMOVUPS (AX)(R8*4), Z14
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z16, Z14
+	VFMADD231PS Z10, Z16, Z14
+	VADDPS      Z12, Z14, Z14
+	VMOVUPS     (AX)(R8*4), Z15
 
 	// param = param*decay
-	VMULPS Z3, Z14, Z14
+	VMULPS Z9, Z15, Z15
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
-	VDIVPS  Z13, Z15, Z13
-	VADDPS  Z13, Z14, Z13
-	VMOVUPS Z13, (AX)(R8*4)
+	VMULPS  Z13, Z5, Z16
+	VDIVPS  Z14, Z16, Z14
+	VADDPS  Z14, Z15, Z14
+	VMOVUPS Z14, (AX)(R8*4)
 	ADDQ    $0x10, R8
 	JMP     body
 
@@ -9864,9 +10325,9 @@ tail:
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPS.Z   (DX)(R8*4), K2, Z0
-	VSUBPS      Z0, Z5, Z13
+	VSUBPS      Z0, Z5, Z14
 	VBLENDMPS   Z5, Z0, K1, Z6
-	VFMADD231PS Z13, Z4, Z6
+	VFMADD231PS Z14, Z4, Z6
 	VMOVUPS     Z6, K2, (DX)(R8*4)
 
 	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
@@ -9886,14 +10347,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -9904,33 +10365,34 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z11
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z5, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
-	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z2, Z0
-	VADDPS    Z8, Z0, Z0
-	VMOVUPS.Z (AX)(R8*4), K2, Z1
+	// denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert
+	VMULPS      Z11, Z2, Z0
+	VFMADD231PS Z10, Z2, Z0
+	VADDPS      Z12, Z0, Z0
+	VMOVUPS.Z   (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z13, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -9941,7 +10403,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -9952,7 +10414,7 @@ TEXT ·adamAVX512_float32_none_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -9965,19 +10427,25 @@ TEXT ·adamAVX512_float32_none_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS 16(DI), Z2
-	VBROADCASTSS 20(DI), Z6
-	VBROADCASTSS 24(DI), Z7
-	VBROADCASTSS half<>+0(SB), Z8
-	VBROADCASTSS smallestNewton<>+0(SB), Z9
-	VBROADCASTSS newtonCount<>+0(SB), Z10
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS 16(DI), Z8
+	VBROADCASTSS 20(DI), Z9
+	VBROADCASTSS 24(DI), Z10
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z11
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z11
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Z12
@@ -9998,14 +10466,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z12, Z11
 	VMULPS     Z11, Z12, Z13
-	VMULPS     Z8, Z11, Z14
+	VMULPS     Z2, Z11, Z14
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z12, Z11
 	VFNMADD231PS Z13, Z13, Z11
 	VFMADD231PS  Z14, Z11, Z13
-	VPSUBD       Z9, Z12, Z11
-	VPCMPUD      $0x05, Z10, Z11, K2
+	VPSUBD       Z6, Z12, Z11
+	VPCMPUD      $0x05, Z7, Z11, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -10017,7 +10485,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z14, Z15
 	VMULPS     Z15, Z14, Z16
-	VMULPS     Z8, Z15, Z15
+	VMULPS     Z2, Z15, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z14, Z14
@@ -10034,12 +10502,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z13, Z11
-	VADDPS  Z6, Z11, Z11
+	VDIVPS  Z8, Z13, Z11
+	VADDPS  Z9, Z11, Z11
 	VMOVUPS (AX)(DI*4), Z12
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z4, Z13
+	VMULPS  Z10, Z4, Z13
 	VDIVPS  Z11, Z13, Z11
 	VADDPS  Z11, Z12, Z11
 	VMOVUPS Z11, (AX)(DI*4)
@@ -10075,14 +10543,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z3
-	VMULPS     Z8, Z1, Z4
+	VMULPS     Z2, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z3, Z3, Z1
 	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z9, Z0, Z1
-	VPCMPUD      $0x05, Z10, Z1, K1
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -10092,31 +10560,31 @@ tail:
 	VMULPS       Z4, Z0, Z4
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z9
-	VMULPS     Z9, Z4, Z10
-	VMULPS     Z8, Z9, Z8
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z8, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z3
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
 	VSQRTPS      Z0, K1, Z3
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z3, Z0
-	VADDPS    Z6, Z0, Z0
+	VDIVPS    Z8, Z3, Z0
+	VADDPS    Z9, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z5, Z2
+	VMULPS  Z10, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -10127,7 +10595,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_maximize_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -10138,7 +10606,7 @@ TEXT ·adamAVX512_float32_none_maximize_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -10152,19 +10620,25 @@ TEXT ·adamAVX512_float32_none_maximize_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
 
 	// grad = -grad
 	VPXORD Z0, Z12, Z12
@@ -10188,14 +10662,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z13, Z12
 	VMULPS     Z12, Z13, Z14
-	VMULPS     Z9, Z12, Z15
+	VMULPS     Z3, Z12, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z13, Z12
 	VFNMADD231PS Z14, Z14, Z12
 	VFMADD231PS  Z15, Z12, Z14
-	VPSUBD       Z10, Z13, Z12
-	VPCMPUD      $0x05, Z11, Z12, K2
+	VPSUBD       Z7, Z13, Z12
+	VPCMPUD      $0x05, Z8, Z12, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -10207,7 +10681,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z15, Z16
 	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VMULPS     Z3, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z15, Z15
@@ -10224,12 +10698,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(DI*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
+	VMULPS  Z11, Z5, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(DI*4)
@@ -10268,14 +10742,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -10286,30 +10760,30 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -10320,7 +10794,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -10332,7 +10806,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -10345,19 +10819,26 @@ TEXT ·adamAVX512_float32_none_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS 16(R8), Z2
-	VBROADCASTSS 20(R8), Z6
-	VBROADCASTSS 24(R8), Z7
-	VBROADCASTSS half<>+0(SB), Z8
-	VBROADCASTSS smallestNewton<>+0(SB), Z9
-	VBROADCASTSS newtonCount<>+0(SB), Z10
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS 16(R8), Z8
+	VBROADCASTSS 20(R8), Z9
+	VBROADCASTSS 24(R8), Z10
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z11
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z11
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Z12
@@ -10385,14 +10866,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z11, Z12
 	VMULPS     Z12, Z11, Z13
-	VMULPS     Z8, Z12, Z14
+	VMULPS     Z2, Z12, Z14
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z11, Z12
 	VFNMADD231PS Z13, Z13, Z12
 	VFMADD231PS  Z14, Z12, Z13
-	VPSUBD       Z9, Z11, Z12
-	VPCMPUD      $0x05, Z10, Z12, K2
+	VPSUBD       Z6, Z11, Z12
+	VPCMPUD      $0x05, Z7, Z12, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -10404,7 +10885,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z14, Z15
 	VMULPS     Z15, Z14, Z16
-	VMULPS     Z8, Z15, Z15
+	VMULPS     Z2, Z15, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z14, Z14
@@ -10421,12 +10902,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z2, Z13, Z11
-	VADDPS  Z6, Z11, Z11
+	VDIVPS  Z8, Z13, Z11
+	VADDPS  Z9, Z11, Z11
 	VMOVUPS (AX)(R8*4), Z12
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z4, Z13
+	VMULPS  Z10, Z4, Z13
 	VDIVPS  Z11, Z13, Z11
 	VADDPS  Z11, Z12, Z11
 	VMOVUPS Z11, (AX)(R8*4)
@@ -10469,14 +10950,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z3
-	VMULPS     Z8, Z1, Z4
+	VMULPS     Z2, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z3, Z3, Z1
 	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z9, Z0, Z1
-	VPCMPUD      $0x05, Z10, Z1, K1
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -10486,31 +10967,31 @@ tail:
 	VMULPS       Z4, Z0, Z4
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z9
-	VMULPS     Z9, Z4, Z10
-	VMULPS     Z8, Z9, Z8
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z8, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z3
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
 	VSQRTPS      Z0, K1, Z3
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z2, Z3, Z0
-	VADDPS    Z6, Z0, Z0
+	VDIVPS    Z8, Z3, Z0
+	VADDPS    Z9, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z7, Z5, Z2
+	VMULPS  Z10, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -10521,7 +11002,7 @@ done:
 	RET
 
 // func adamAVX512_float32_none_amsgrad_maximize_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -10533,7 +11014,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-12
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -10547,19 +11028,26 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-12
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
 
 	// grad = -grad
 	VPXORD Z0, Z12, Z12
@@ -10590,14 +11078,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z12, Z13
 	VMULPS     Z13, Z12, Z14
-	VMULPS     Z9, Z13, Z15
+	VMULPS     Z3, Z13, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z12, Z13
 	VFNMADD231PS Z14, Z14, Z13
 	VFMADD231PS  Z15, Z13, Z14
-	VPSUBD       Z10, Z12, Z13
-	VPCMPUD      $0x05, Z11, Z13, K2
+	VPSUBD       Z7, Z12, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -10609,7 +11097,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z15, Z16
 	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VMULPS     Z3, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z15, Z15
@@ -10626,12 +11114,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(R8*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
+	VMULPS  Z11, Z5, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(R8*4)
@@ -10677,14 +11165,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -10695,30 +11183,30 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -10729,7 +11217,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -10740,7 +11228,7 @@ TEXT ·adamAVX512_float32_l2_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -10754,19 +11242,25 @@ TEXT ·adamAVX512_float32_l2_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS 16(DI), Z3
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(DI*4), Z13
@@ -10792,14 +11286,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z13, Z12
 	VMULPS     Z12, Z13, Z14
-	VMULPS     Z9, Z12, Z15
+	VMULPS     Z3, Z12, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z13, Z12
 	VFNMADD231PS Z14, Z14, Z12
 	VFMADD231PS  Z15, Z12, Z14
-	VPSUBD       Z10, Z13, Z12
-	VPCMPUD      $0x05, Z11, Z12, K2
+	VPSUBD       Z7, Z13, Z12
+	VPCMPUD      $0x05, Z8, Z12, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -10811,7 +11305,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z15, Z16
 	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VMULPS     Z3, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z15, Z15
@@ -10828,12 +11322,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(DI*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
+	VMULPS  Z11, Z5, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(DI*4)
@@ -10874,14 +11368,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -10892,30 +11386,30 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -10926,7 +11420,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_maximize_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_maximize_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -10937,7 +11431,7 @@ TEXT ·adamAVX512_float32_l2_maximize_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (DI), Z1
 	VBROADCASTSS 4(DI), Z2
@@ -10952,19 +11446,25 @@ TEXT ·adamAVX512_float32_l2_maximize_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(DI), Z2
 	VBROADCASTSS 12(DI), Z3
-	VBROADCASTSS 16(DI), Z4
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z4
+	VBROADCASTSS smallestNewton<>+0(SB), Z8
+	VBROADCASTSS newtonCount<>+0(SB), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -10993,14 +11493,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z14, Z13
 	VMULPS     Z13, Z14, Z15
-	VMULPS     Z10, Z13, Z16
+	VMULPS     Z4, Z13, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z14, Z13
 	VFNMADD231PS Z15, Z15, Z13
 	VFMADD231PS  Z16, Z13, Z15
-	VPSUBD       Z11, Z14, Z13
-	VPCMPUD      $0x05, Z12, Z13, K2
+	VPSUBD       Z8, Z14, Z13
+	VPCMPUD      $0x05, Z9, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -11012,7 +11512,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z16, Z17
 	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VMULPS     Z4, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z16, Z16
@@ -11029,12 +11529,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z15, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z15
+	VMULPS  Z12, Z6, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -11078,14 +11578,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z3
+	VMULPS     Z4, Z1, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z3, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z8, Z0, Z1
+	VPCMPUD      $0x05, Z9, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -11097,12 +11597,12 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z3, Z5
 	VMULPS     Z5, Z3, Z6
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z4, Z5, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z3, Z3
 	VFNMADD231PS Z6, Z6, Z3
-	VFMADD231PS  Z5, Z3, Z6
+	VFMADD231PS  Z4, Z3, Z6
 	VMULPS       Z1, Z6, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
@@ -11114,12 +11614,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z2, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -11130,7 +11630,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -11142,7 +11642,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -11156,19 +11656,26 @@ TEXT ·adamAVX512_float32_l2_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS 16(R8), Z3
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
 
 	// grad = param*decay + grad
 	VMOVUPS (AX)(R8*4), Z13
@@ -11201,14 +11708,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z12, Z13
 	VMULPS     Z13, Z12, Z14
-	VMULPS     Z9, Z13, Z15
+	VMULPS     Z3, Z13, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z12, Z13
 	VFNMADD231PS Z14, Z14, Z13
 	VFMADD231PS  Z15, Z13, Z14
-	VPSUBD       Z10, Z12, Z13
-	VPCMPUD      $0x05, Z11, Z13, K2
+	VPSUBD       Z7, Z12, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -11220,7 +11727,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z15, Z16
 	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VMULPS     Z3, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z15, Z15
@@ -11237,12 +11744,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z3, Z14, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(R8*4), Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z14
+	VMULPS  Z11, Z5, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(R8*4)
@@ -11290,14 +11797,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -11308,30 +11815,30 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z10
-	VMULPS     Z9, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z10, Z10, Z4
-	VFMADD231PS  Z5, Z4, Z10
-	VMULPS       Z1, Z10, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z3, Z2, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z6, Z2
+	VMULPS  Z11, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -11342,7 +11849,7 @@ done:
 	RET
 
 // func adamAVX512_float32_l2_amsgrad_maximize_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -11354,7 +11861,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2
@@ -11369,19 +11876,26 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z3, Z2, K1, Z5
 	VBROADCASTSS 8(R8), Z2
 	VBROADCASTSS 12(R8), Z3
-	VBROADCASTSS 16(R8), Z4
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z4
+	VBROADCASTSS smallestNewton<>+0(SB), Z8
+	VBROADCASTSS newtonCount<>+0(SB), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -11417,14 +11931,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z13, Z14
 	VMULPS     Z14, Z13, Z15
-	VMULPS     Z10, Z14, Z16
+	VMULPS     Z4, Z14, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z13, Z14
 	VFNMADD231PS Z15, Z15, Z14
 	VFMADD231PS  Z16, Z14, Z15
-	VPSUBD       Z11, Z13, Z14
-	VPCMPUD      $0x05, Z12, Z14, K2
+	VPSUBD       Z8, Z13, Z14
+	VPCMPUD      $0x05, Z9, Z14, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -11436,7 +11950,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z16, Z17
 	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VMULPS     Z4, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z16, Z16
@@ -11453,12 +11967,12 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z4, Z15, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z15
+	VMULPS  Z12, Z6, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -11509,14 +12023,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z3
+	VMULPS     Z4, Z1, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z3, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z8, Z0, Z1
+	VPCMPUD      $0x05, Z9, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -11528,12 +12042,12 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z3, Z5
 	VMULPS     Z5, Z3, Z6
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z4, Z5, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z3, Z3
 	VFNMADD231PS Z6, Z6, Z3
-	VFMADD231PS  Z5, Z3, Z6
+	VFMADD231PS  Z4, Z3, Z6
 	VMULPS       Z1, Z6, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
@@ -11545,12 +12059,12 @@ tail:
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z4, Z2, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z7, Z2
+	VMULPS  Z12, Z7, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -11561,7 +12075,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -11572,7 +12086,7 @@ TEXT ·adamAVX512_float32_decoupled_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -11585,20 +12099,26 @@ TEXT ·adamAVX512_float32_decoupled_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
-	VBROADCASTSS (DI), Z2
-	VBROADCASTSS 16(DI), Z6
-	VBROADCASTSS 20(DI), Z7
-	VBROADCASTSS 24(DI), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS (DI), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z12
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(DI*4), Z13
@@ -11619,14 +12139,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z13, Z12
 	VMULPS     Z12, Z13, Z14
-	VMULPS     Z9, Z12, Z15
+	VMULPS     Z2, Z12, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z13, Z12
 	VFNMADD231PS Z14, Z14, Z12
 	VFMADD231PS  Z15, Z12, Z14
-	VPSUBD       Z10, Z13, Z12
-	VPCMPUD      $0x05, Z11, Z12, K2
+	VPSUBD       Z6, Z13, Z12
+	VPCMPUD      $0x05, Z7, Z12, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -11638,7 +12158,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z15, Z16
 	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VMULPS     Z2, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z15, Z15
@@ -11655,15 +12175,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z6, Z14, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(DI*4), Z13
 
 	// param = param*decay
-	VMULPS Z2, Z13, Z13
+	VMULPS Z8, Z13, Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
+	VMULPS  Z11, Z4, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(DI*4)
@@ -11699,14 +12219,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z3
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z2, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z3, Z3, Z1
 	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -11716,34 +12236,34 @@ tail:
 	VMULPS       Z4, Z0, Z4
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z10
-	VMULPS     Z10, Z4, Z11
-	VMULPS     Z9, Z10, Z9
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z9, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z3
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
 	VSQRTPS      Z0, K1, Z3
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z6, Z3, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z3, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z2, Z1, Z1
+	VMULPS Z8, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z2
+	VMULPS  Z11, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -11754,7 +12274,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_maximize_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_maximize_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -11765,7 +12285,7 @@ TEXT ·adamAVX512_float32_decoupled_maximize_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -11779,20 +12299,26 @@ TEXT ·adamAVX512_float32_decoupled_maximize_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
-	VBROADCASTSS (DI), Z3
-	VBROADCASTSS 16(DI), Z7
-	VBROADCASTSS 20(DI), Z8
-	VBROADCASTSS 24(DI), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS (DI), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
 	XORQ         DI, DI
 	LEAQ         -16(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPS (CX)(DI*4), Z13
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -11816,14 +12342,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z14, Z13
 	VMULPS     Z13, Z14, Z15
-	VMULPS     Z10, Z13, Z16
+	VMULPS     Z3, Z13, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z14, Z13
 	VFNMADD231PS Z15, Z15, Z13
 	VFMADD231PS  Z16, Z13, Z15
-	VPSUBD       Z11, Z14, Z13
-	VPCMPUD      $0x05, Z12, Z13, K2
+	VPSUBD       Z7, Z14, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -11835,7 +12361,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z16, Z17
 	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VMULPS     Z3, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z16, Z16
@@ -11852,15 +12378,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z15, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(DI*4), Z14
 
 	// param = param*decay
-	VMULPS Z3, Z14, Z14
+	VMULPS Z9, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(DI*4)
@@ -11899,14 +12425,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -11917,33 +12443,33 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z11
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z5, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z2, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(DI*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(DI*4)
@@ -11954,7 +12480,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -11966,7 +12492,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS 4(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -11979,20 +12505,27 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_plain_newton(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
-	VBROADCASTSS (R8), Z2
-	VBROADCASTSS 16(R8), Z6
-	VBROADCASTSS 20(R8), Z7
-	VBROADCASTSS 24(R8), Z8
-	VBROADCASTSS half<>+0(SB), Z9
-	VBROADCASTSS smallestNewton<>+0(SB), Z10
-	VBROADCASTSS newtonCount<>+0(SB), Z11
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS (R8), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z12
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPS   (DX)(R8*4), Z13
@@ -12020,14 +12553,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z12, Z13
 	VMULPS     Z13, Z12, Z14
-	VMULPS     Z9, Z13, Z15
+	VMULPS     Z2, Z13, Z15
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z12, Z13
 	VFNMADD231PS Z14, Z14, Z13
 	VFMADD231PS  Z15, Z13, Z14
-	VPSUBD       Z10, Z12, Z13
-	VPCMPUD      $0x05, Z11, Z13, K2
+	VPSUBD       Z6, Z12, Z13
+	VPCMPUD      $0x05, Z7, Z13, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -12039,7 +12572,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z15, Z16
 	VMULPS     Z16, Z15, Z17
-	VMULPS     Z9, Z16, Z16
+	VMULPS     Z2, Z16, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z15, Z15
@@ -12056,15 +12589,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z6, Z14, Z12
-	VADDPS  Z7, Z12, Z12
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
 	VMOVUPS (AX)(R8*4), Z13
 
 	// param = param*decay
-	VMULPS Z2, Z13, Z13
+	VMULPS Z8, Z13, Z13
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z4, Z14
+	VMULPS  Z11, Z4, Z14
 	VDIVPS  Z12, Z14, Z12
 	VADDPS  Z12, Z13, Z12
 	VMOVUPS Z12, (AX)(R8*4)
@@ -12107,14 +12640,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z3
-	VMULPS     Z9, Z1, Z4
+	VMULPS     Z2, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z3, Z3, Z1
 	VFMADD231PS  Z4, Z1, Z3
-	VPSUBD       Z10, Z0, Z1
-	VPCMPUD      $0x05, Z11, Z1, K1
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -12124,34 +12657,34 @@ tail:
 	VMULPS       Z4, Z0, Z4
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
-	VRSQRT14PS Z4, Z10
-	VMULPS     Z10, Z4, Z11
-	VMULPS     Z9, Z10, Z9
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z9, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z3
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
 	VSQRTPS      Z0, K1, Z3
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z6, Z3, Z0
-	VADDPS    Z7, Z0, Z0
+	VDIVPS    Z9, Z3, Z0
+	VADDPS    Z10, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z2, Z1, Z1
+	VMULPS Z8, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z8, Z5, Z2
+	VMULPS  Z11, Z5, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -12162,7 +12695,7 @@ done:
 	RET
 
 // func adamAVX512_float32_decoupled_amsgrad_maximize_plain_newton(span Span[float32], s *Scalars[float32])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_newton(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -12174,7 +12707,7 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_newton(SB), NOSPLIT, 
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -12188,20 +12721,27 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_plain_newton(SB), NOSPLIT, 
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
-	VBROADCASTSS (R8), Z3
-	VBROADCASTSS 16(R8), Z7
-	VBROADCASTSS 20(R8), Z8
-	VBROADCASTSS 24(R8), Z9
-	VBROADCASTSS half<>+0(SB), Z10
-	VBROADCASTSS smallestNewton<>+0(SB), Z11
-	VBROADCASTSS newtonCount<>+0(SB), Z12
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS (R8), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
 	XORQ         R8, R8
 	LEAQ         -16(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPS (CX)(R8*4), Z13
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
 
 	// grad = -grad
 	VPXORD Z0, Z13, Z13
@@ -12232,14 +12772,14 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z13, Z14
 	VMULPS     Z14, Z13, Z15
-	VMULPS     Z10, Z14, Z16
+	VMULPS     Z3, Z14, Z16
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z13, Z14
 	VFNMADD231PS Z15, Z15, Z14
 	VFMADD231PS  Z16, Z14, Z15
-	VPSUBD       Z11, Z13, Z14
-	VPCMPUD      $0x05, Z12, Z14, K2
+	VPSUBD       Z7, Z13, Z14
+	VPCMPUD      $0x05, Z8, Z14, K2
 	KORTESTW     K2, K2
 	JEQ          ordinary_body
 
@@ -12251,7 +12791,7 @@ body:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z16, Z17
 	VMULPS     Z17, Z16, Z18
-	VMULPS     Z10, Z17, Z17
+	VMULPS     Z3, Z17, Z17
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z16, Z16
@@ -12268,15 +12808,15 @@ body:
 
 ordinary_body:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS  Z7, Z15, Z13
-	VADDPS  Z8, Z13, Z13
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
 	VMOVUPS (AX)(R8*4), Z14
 
 	// param = param*decay
-	VMULPS Z3, Z14, Z14
+	VMULPS Z9, Z14, Z14
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z5, Z15
+	VMULPS  Z12, Z5, Z15
 	VDIVPS  Z13, Z15, Z13
 	VADDPS  Z13, Z14, Z13
 	VMOVUPS Z13, (AX)(R8*4)
@@ -12322,14 +12862,14 @@ tail:
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z0, Z1
 	VMULPS     Z1, Z0, Z2
-	VMULPS     Z10, Z1, Z4
+	VMULPS     Z3, Z1, Z4
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z0, Z1
 	VFNMADD231PS Z2, Z2, Z1
 	VFMADD231PS  Z4, Z1, Z2
-	VPSUBD       Z11, Z0, Z1
-	VPCMPUD      $0x05, Z12, Z1, K1
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
 	KORTESTW     K1, K1
 	JEQ          ordinary_tail
 
@@ -12340,33 +12880,33 @@ tail:
 
 	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
 	VRSQRT14PS Z4, Z5
-	VMULPS     Z5, Z4, Z11
-	VMULPS     Z10, Z5, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
 
 	// root = fma(fma(-root, root, x), h, root)
 	VMOVAPS      Z4, Z4
-	VFNMADD231PS Z11, Z11, Z4
-	VFMADD231PS  Z5, Z4, Z11
-	VMULPS       Z1, Z11, K1, Z2
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
 
 	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
 	VBROADCASTSS smallest<>+0(SB), Z1
 	VPSUBD       Z1, Z0, Z1
-	VBROADCASTSS positiveFinite<>+0(SB), Z4
-	VPCMPUD      $0x05, Z4, Z1, K1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
 	VSQRTPS      Z0, K1, Z2
 
 ordinary_tail:
 	// denom = root/bias_correction2_sqrt + eps
-	VDIVPS    Z7, Z2, Z0
-	VADDPS    Z8, Z0, Z0
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
 	VMOVUPS.Z (AX)(R8*4), K2, Z1
 
 	// param = param*decay
-	VMULPS Z3, Z1, Z1
+	VMULPS Z9, Z1, Z1
 
 	// param = param + (-step_size*exp_avg)/denom
-	VMULPS  Z9, Z6, Z2
+	VMULPS  Z12, Z6, Z2
 	VDIVPS  Z0, Z2, Z0
 	VADDPS  Z0, Z1, Z0
 	VMOVUPS Z0, K2, (AX)(R8*4)
@@ -12388,7 +12928,7 @@ TEXT ·adamAVX512_float32_none_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 4(SI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -12467,7 +13007,7 @@ TEXT ·adamAVX512_float32_none_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 16(SI), Z0
 	VBROADCASTSS 20(SI), Z1
 	VBROADCASTSS 24(SI), Z2
@@ -12532,7 +13072,7 @@ TEXT ·adamAVX512_float32_none_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(SI), Z1
 
@@ -12618,7 +13158,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -12711,7 +13251,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -12810,7 +13350,7 @@ TEXT ·adamAVX512_float32_l2_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -12897,7 +13437,7 @@ TEXT ·adamAVX512_float32_l2_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (DI), Z1
 	VBROADCASTSS 4(DI), Z2
@@ -12992,7 +13532,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -13094,7 +13634,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2
@@ -13203,7 +13743,7 @@ TEXT ·adamAVX512_float32_decoupled_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS (SI), Z0
 	VBROADCASTSS 16(SI), Z1
 	VBROADCASTSS 20(SI), Z2
@@ -13275,7 +13815,7 @@ TEXT ·adamAVX512_float32_none_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS 4(SI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -13357,7 +13897,7 @@ TEXT ·adamAVX512_float32_none_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(SI)
+	VLDMXCSR     36(SI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(SI), Z1
 
@@ -13447,7 +13987,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS 4(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -13544,7 +14084,7 @@ TEXT ·adamAVX512_float32_none_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -13647,7 +14187,7 @@ TEXT ·adamAVX512_float32_l2_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS (DI), Z0
 	VBROADCASTSS 4(DI), Z1
 
@@ -13740,7 +14280,7 @@ TEXT ·adamAVX512_float32_l2_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(DI)
+	VLDMXCSR     36(DI)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (DI), Z1
 	VBROADCASTSS 4(DI), Z2
@@ -13841,7 +14381,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS (R8), Z0
 	VBROADCASTSS 4(R8), Z1
 
@@ -13949,7 +14489,7 @@ TEXT ·adamAVX512_float32_l2_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     28(R8)
+	VLDMXCSR     36(R8)
 	VBROADCASTSS signBit<>+0(SB), Z0
 	VBROADCASTSS (R8), Z1
 	VBROADCASTSS 4(R8), Z2

@@ -5,7 +5,7 @@
 #include "textflag.h"
 
 // func adamAVX512_float64_none_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -16,7 +16,7 @@ TEXT ·adamAVX512_float64_none_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -36,9 +36,15 @@ TEXT ·adamAVX512_float64_none_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(DI*8), Z9
@@ -123,7 +129,7 @@ DATA minusOne<>+0(SB)/8, $0xbff0000000000000
 GLOBL minusOne<>(SB), RODATA|NOPTR, $8
 
 // func adamAVX512_float64_none_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -134,7 +140,7 @@ TEXT ·adamAVX512_float64_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -155,9 +161,15 @@ TEXT ·adamAVX512_float64_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z9
 
 	// grad = -grad
 	VPXORD Z0, Z9, Z9
@@ -242,7 +254,7 @@ DATA signBit<>+0(SB)/8, $0x8000000000000000
 GLOBL signBit<>(SB), RODATA|NOPTR, $8
 
 // func adamAVX512_float64_none_amsgrad_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -254,7 +266,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -274,9 +286,16 @@ TEXT ·adamAVX512_float64_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z8
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(R8*8), Z9
@@ -366,7 +385,7 @@ done:
 	RET
 
 // func adamAVX512_float64_none_amsgrad_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -378,7 +397,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -399,9 +418,16 @@ TEXT ·adamAVX512_float64_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z9
 
 	// grad = -grad
 	VPXORD Z0, Z9, Z9
@@ -497,7 +523,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -508,7 +534,7 @@ TEXT ·adamAVX512_float64_l2_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -529,9 +555,15 @@ TEXT ·adamAVX512_float64_l2_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z9
 
 	// grad = fma(param, decay, grad)
 	VMOVUPD     (AX)(DI*8), Z10
@@ -615,7 +647,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -626,7 +658,7 @@ TEXT ·adamAVX512_float64_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (DI), Z1
 	VBROADCASTSD 8(DI), Z2
@@ -648,9 +680,15 @@ TEXT ·adamAVX512_float64_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -740,7 +778,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_amsgrad_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -752,7 +790,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -773,9 +811,16 @@ TEXT ·adamAVX512_float64_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z9
 
 	// grad = fma(param, decay, grad)
 	VMOVUPD     (AX)(R8*8), Z10
@@ -873,7 +918,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_amsgrad_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -885,7 +930,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (R8), Z1
 	VBROADCASTSD 8(R8), Z2
@@ -907,9 +952,16 @@ TEXT ·adamAVX512_float64_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -1013,7 +1065,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1024,7 +1076,7 @@ TEXT ·adamAVX512_float64_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1045,9 +1097,15 @@ TEXT ·adamAVX512_float64_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(DI*8), Z10
@@ -1129,7 +1187,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1140,7 +1198,7 @@ TEXT ·adamAVX512_float64_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -1162,9 +1220,15 @@ TEXT ·adamAVX512_float64_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -1252,7 +1316,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_amsgrad_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1264,7 +1328,7 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1285,9 +1349,16 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z9
 
 	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
 	VMOVUPD     (DX)(R8*8), Z10
@@ -1383,7 +1454,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_amsgrad_maximize_fma_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1395,7 +1466,7 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -1417,9 +1488,16 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-1
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -1521,7 +1599,7 @@ done:
 	RET
 
 // func adamAVX512_float64_none_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1532,7 +1610,7 @@ TEXT ·adamAVX512_float64_none_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1552,9 +1630,15 @@ TEXT ·adamAVX512_float64_none_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z8
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(DI*8), Z9
@@ -1634,7 +1718,7 @@ done:
 	RET
 
 // func adamAVX512_float64_none_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1645,7 +1729,7 @@ TEXT ·adamAVX512_float64_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -1666,9 +1750,15 @@ TEXT ·adamAVX512_float64_none_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z9
 
 	// grad = -grad
 	VPXORD Z0, Z9, Z9
@@ -1754,7 +1844,7 @@ done:
 	RET
 
 // func adamAVX512_float64_none_amsgrad_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1766,7 +1856,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -1786,9 +1876,16 @@ TEXT ·adamAVX512_float64_none_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z8
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z8
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(R8*8), Z9
@@ -1882,7 +1979,7 @@ done:
 	RET
 
 // func adamAVX512_float64_none_amsgrad_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -1894,7 +1991,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -1915,9 +2012,16 @@ TEXT ·adamAVX512_float64_none_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z9
 
 	// grad = -grad
 	VPXORD Z0, Z9, Z9
@@ -2017,7 +2121,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2028,7 +2132,7 @@ TEXT ·adamAVX512_float64_l2_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -2049,9 +2153,15 @@ TEXT ·adamAVX512_float64_l2_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z9
 
 	// grad = param*decay + grad
 	VMOVUPD (AX)(DI*8), Z10
@@ -2141,7 +2251,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2152,7 +2262,7 @@ TEXT ·adamAVX512_float64_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (DI), Z1
 	VBROADCASTSD 8(DI), Z2
@@ -2174,9 +2284,15 @@ TEXT ·adamAVX512_float64_l2_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -2272,7 +2388,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_amsgrad_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2284,7 +2400,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -2305,9 +2421,16 @@ TEXT ·adamAVX512_float64_l2_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z9
 
 	// grad = param*decay + grad
 	VMOVUPD (AX)(R8*8), Z10
@@ -2411,7 +2534,7 @@ done:
 	RET
 
 // func adamAVX512_float64_l2_amsgrad_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2423,7 +2546,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (R8), Z1
 	VBROADCASTSD 8(R8), Z2
@@ -2445,9 +2568,16 @@ TEXT ·adamAVX512_float64_l2_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -2557,7 +2687,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2568,7 +2698,7 @@ TEXT ·adamAVX512_float64_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2589,9 +2719,15 @@ TEXT ·adamAVX512_float64_decoupled_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z9
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z9
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(DI*8), Z10
@@ -2677,7 +2813,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2688,7 +2824,7 @@ TEXT ·adamAVX512_float64_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -2710,9 +2846,15 @@ TEXT ·adamAVX512_float64_decoupled_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(SI), R8
 
 body:
-	CMPQ    DI, R8
-	JGT     tail
-	VMOVUPD (CX)(DI*8), Z10
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*8)
+	PREFETCHT0 2048(DX)(DI*8)
+	PREFETCHT0 2048(BX)(DI*8)
+	PREFETCHT0 2048(AX)(DI*8)
+	VMOVUPD    (CX)(DI*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -2804,7 +2946,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_amsgrad_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2816,7 +2958,7 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD 8(R8), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -2837,9 +2979,16 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_plain_ieee(SB), NOSPLIT, $8-128
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z9
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z9
 
 	// exp_avg = weight*(grad-exp_avg) + (exp_avg or grad)
 	VMOVUPD   (DX)(R8*8), Z10
@@ -2939,7 +3088,7 @@ done:
 	RET
 
 // func adamAVX512_float64_decoupled_amsgrad_maximize_plain_ieee(span Span[float64], s *Scalars[float64])
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float64_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
@@ -2951,7 +3100,7 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -2973,9 +3122,16 @@ TEXT ·adamAVX512_float64_decoupled_amsgrad_maximize_plain_ieee(SB), NOSPLIT, $8
 	LEAQ         -8(DI), R9
 
 body:
-	CMPQ    R8, R9
-	JGT     tail
-	VMOVUPD (CX)(R8*8), Z10
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*8)
+	PREFETCHT0 2048(DX)(R8*8)
+	PREFETCHT0 2048(BX)(R8*8)
+	PREFETCHT0 2048(SI)(R8*8)
+	PREFETCHT0 2048(AX)(R8*8)
+	VMOVUPD    (CX)(R8*8), Z10
 
 	// grad = -grad
 	VPXORD Z0, Z10, Z10
@@ -3092,7 +3248,7 @@ TEXT ·adamAVX512_float64_none_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 8(SI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3171,7 +3327,7 @@ TEXT ·adamAVX512_float64_none_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 32(SI), Z0
 	VBROADCASTSD 40(SI), Z1
 	VBROADCASTSD 48(SI), Z2
@@ -3236,7 +3392,7 @@ TEXT ·adamAVX512_float64_none_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(SI), Z1
 
@@ -3322,7 +3478,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -3415,7 +3571,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -3514,7 +3670,7 @@ TEXT ·adamAVX512_float64_l2_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -3601,7 +3757,7 @@ TEXT ·adamAVX512_float64_l2_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (DI), Z1
 	VBROADCASTSD 8(DI), Z2
@@ -3696,7 +3852,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -3798,7 +3954,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_maximize_fma_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (R8), Z1
 	VBROADCASTSD 8(R8), Z2
@@ -3907,7 +4063,7 @@ TEXT ·adamAVX512_float64_decoupled_update(SB), NOSPLIT, $8-136
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD (SI), Z0
 	VBROADCASTSD 32(SI), Z1
 	VBROADCASTSD 40(SI), Z2
@@ -3979,7 +4135,7 @@ TEXT ·adamAVX512_float64_none_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD 8(SI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4061,7 +4217,7 @@ TEXT ·adamAVX512_float64_none_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(SI)
+	VLDMXCSR     72(SI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(SI), Z1
 
@@ -4151,7 +4307,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD 8(DI), Z0
 
 	// weight = weight-1 unless |weight| < 0.5
@@ -4248,7 +4404,7 @@ TEXT ·adamAVX512_float64_none_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-1
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -4351,7 +4507,7 @@ TEXT ·adamAVX512_float64_l2_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD (DI), Z0
 	VBROADCASTSD 8(DI), Z1
 
@@ -4444,7 +4600,7 @@ TEXT ·adamAVX512_float64_l2_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(DI)
+	VLDMXCSR     72(DI)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (DI), Z1
 	VBROADCASTSD 8(DI), Z2
@@ -4545,7 +4701,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD (R8), Z0
 	VBROADCASTSD 8(R8), Z1
 
@@ -4653,7 +4809,7 @@ TEXT ·adamAVX512_float64_l2_amsgrad_maximize_plain_moments(SB), NOSPLIT, $8-128
 
 	// Round as the caller says.
 	VSTMXCSR     (SP)
-	VLDMXCSR     56(R8)
+	VLDMXCSR     72(R8)
 	VBROADCASTSD signBit<>+0(SB), Z0
 	VBROADCASTSD (R8), Z1
 	VBROADCASTSD 8(R8), Z2

@@ -25,6 +25,9 @@
 // that element alone: not on the backend, the length of the span, its alignment, or the element's place in it. Roundings follow
 // Scalars.MXCSR, flushing of denormals and rounding direction included.
 //
+// The division by bias_correction2_sqrt, the same for every element, is two multiplications where these are proved to give the
+// same bits: see Scalars.Invert.
+//
 // Square roots come in four kinds. IEEE is correctly rounded. Goldschmidt and Newton, for float32 alone, start from an estimate y of 1/sqrt(x) that the
 // CPU has an instruction for; they are what oneMKL 2024.2 returns on CPUs with AVX2 and with AVX-512, found by comparing all
 // 2^31 values. With root = x*y and h = y/2,
@@ -56,6 +59,9 @@
 // [AdamW]: Loshchilov and Hutter, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101
 //
 // [Goldschmidt]: Markstein, Software Division and Square Root Using Goldschmidt's Algorithms, RNC 6, 2004
+//
+// [Brisebarre]: Brisebarre, Muller and Raina, Accelerating Correctly Rounded Floating-Point Division when the Divisor Is Known in
+// Advance, IEEE Transactions on Computers 53(8), 2004
 //
 // [Fast2Sum]: Boldo, Graillat and Muller, On the Robustness of the 2Sum and Fast2Sum Algorithms, ACM TOMS 44(1), 2017
 package kernel

@@ -139,6 +139,7 @@ func scalarCases[T Float]() []scalarCase[T] {
 		{"beta1=0.5", scalars[T](1e-2, 0.5, 0.9, 1e-8, 0.1, 3)},                   // weight on the border, on the far side
 		{"beta1=0.5+", scalars[T](1e-2, 0.5000001, 0.9, 1e-8, 0.1, 3)},            // just on the near side
 		{"beta1=0.3", scalars[T](1e-2, 0.3, 0, 1e-8, 0.1, 3)},                     // far side; exp_avg_sq forgets
+		{"divided", scalars[T](1e-3, 0.9, 0.999, 1e-8, 0.1, 24)},                  // by a number that has no reciprocal
 		{"eps=0", scalars[T](1e-3, 0.9, 0.999, 0, 0.1, 10)},                       // 0/0 where there is no second moment
 		{"eps=inf", scalars[T](1e-3, 0.9, 0.999, math.Inf(1), 0.1, 10)},           //
 		{"huge", scalars[T](huge, 0.9, 0.999, huge, huge*1e-10, 10)},              // overflows
@@ -151,7 +152,7 @@ func ordinaryScalars[T Float]() Scalars[T] { return scalarCases[T]()[0].scalars 
 
 // scalars are what the Python side would pass, except that Decay serves both kinds of decay.
 func scalars[T Float](lr, beta1, beta2, eps, decay, step float64) Scalars[T] {
-	return Scalars[T]{
+	s := Scalars[T]{
 		Decay:               T(decay),
 		OneMinusBeta1:       T(1 - beta1),
 		Beta2:               T(beta2),
@@ -161,6 +162,8 @@ func scalars[T Float](lr, beta1, beta2, eps, decay, step float64) Scalars[T] {
 		NegStepSize:         T(-lr / (1 - math.Pow(beta1, step))),
 		MXCSR:               NearestNoFlush,
 	}
+	s.Invert()
+	return s
 }
 
 // skewedSqrt is a library's square root that no backend would compute by itself.

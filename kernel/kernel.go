@@ -16,7 +16,9 @@ type Scalars[T Float] struct {
 	OneMinusBeta2       T
 	BiasCorrection2Sqrt T
 	Eps                 T
-	NegStepSize         T      // -step_size
+	NegStepSize         T // -step_size
+	Reciprocal          T // of BiasCorrection2Sqrt, from Invert, with ReciprocalLow; zero: kernels divide
+	ReciprocalLow       T
 	MXCSR               uint32 // control word in force while a kernel works; it must mask all exceptions, as NearestNoFlush does
 }
 
@@ -35,7 +37,7 @@ func (s Span[T]) slice(begin, end int) Span[T] {
 	return part
 }
 
-// TileLen, in elements, is how much of a span a Library kernel takes at a time: its six arrays, of 4 KiB for float32, stay in a
+// TileLen, in elements, is how much of a span a kernel in stages takes at a time: its six arrays, of 4 KiB for float32, stay in a
 // first-level cache, of float64 in a second-level one, and the call costs little in comparison.
 const TileLen = 1024
 
@@ -52,7 +54,7 @@ type spanFunc[T Float] func(span Span[T], s *Scalars[T])
 // An updateFunc is the second stage: param, by the square roots in root. The span has at most TileLen elements.
 type updateFunc[T Float] func(span Span[T], root *Tile[T], s *Scalars[T])
 
-// stages are the functions that make up a kernel: step alone, or, around a Library square root, moments and update.
+// stages are the functions that make up a kernel: step, or, around a square root, moments and update.
 type stages[T Float] struct {
 	step    spanFunc[T]
 	moments spanFunc[T]
@@ -65,9 +67,10 @@ type sqrtFunc[T Float] func(y, x []T, mxcsr uint32)
 // Kernel is one variant on one backend, for elements T.
 type Kernel[T Float] struct {
 	stages[T]
-	library  LibrarySquareRoot[T]
-	amsgrad  bool
-	assembly bool
+	root       sqrtFunc[T] // between moments and update
+	multiplies bool        // step needs Scalars.Reciprocal and rounding to nearest; else moments and update have to do
+	amsgrad    bool
+	assembly   bool
 }
 
 // Lookup finds the kernel of a variant on a backend. A caller does so once for many spans. The library function is nil unless
@@ -83,23 +86,29 @@ func Lookup[T Float](b Backend, v Variant, library LibrarySquareRoot[T]) (Kernel
 	}
 	k := Kernel[T]{amsgrad: v.AMSGrad, assembly: b != Generic}
 	if v.SquareRoot == Library {
-		k.library = library
+		k.root = func(y, x []T, _ uint32) { library(y, x) }
 	}
 	if b == Generic {
 		k.stages = genericStages[T](v)
-	} else {
-		k.stages = assemblyStages[T](b, v)
+		return k, nil
+	}
+	k.stages = assemblyStages[T](b, v)
+	if Multiplies[T](b, v) {
+		k.multiplies = true
+		k.root = assemblySqrt[T](b, v.SquareRoot)
+		v.SquareRoot = Library
+		around := assemblyStages[T](b, v)
+		k.moments, k.update = around.moments, around.update
 	}
 	return k, nil
 }
 
-// Step updates a span in place, by the algorithm in the package's documentation. It allocates nothing. The tile may be nil
-// unless the square root is Library.
+// Step updates a span in place, by the algorithm in the package's documentation. It allocates nothing.
 func (k *Kernel[T]) Step(span Span[T], s *Scalars[T], tile *Tile[T]) {
 	if k.assembly {
 		markSpan(span)
 	}
-	if k.library == nil {
+	if k.step != nil && (!k.multiplies || s.Reciprocal != 0 && s.MXCSR&roundingMask == 0) {
 		k.step(span, s)
 		return
 	}
@@ -110,7 +119,7 @@ func (k *Kernel[T]) Step(span Span[T], s *Scalars[T], tile *Tile[T]) {
 			second = part.MaxExpAvgSq
 		}
 		k.moments(part, s)
-		k.library(tile[:len(second)], second)
+		k.root(tile[:len(second)], second, s.MXCSR)
 		k.update(part, tile, s)
 	}
 }

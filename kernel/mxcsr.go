@@ -4,5 +4,6 @@ package kernel
 const (
 	NearestNoFlush = 0x1F80 // the default: round to nearest even, keep denormals, mask every exception
 	FlushMask      = 0x8040 // flush results (FTZ) and operands (DAZ) that are denormal
+	roundingMask   = 0x6000 // the rounding direction; zero is to nearest
 	ControlMask    = 0xE040 // FlushMask and the rounding direction: all that changes a result
 )

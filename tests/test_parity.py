@@ -181,6 +181,13 @@ def test_preset_step(step, backend):
         assert twins.ours.state[twins.params[0]]["step"].item() == 2.0**24
 
 
+@pytest.mark.parametrize("beta2", [0.0, 0.95, 0.999, 0.9999])
+def test_every_bias_correction(beta2, backend):
+    """The kernels divide by bias_correction2_sqrt in another way where its bits allow: at most steps, not at all of them."""
+    twins = Twins(lambda: [torch.linspace(-1, 1, 1003, requires_grad=True)], betas=(0.9, beta2))
+    twins.train(60)
+
+
 EXTREME_OPTIONS = [
     {"lr": 0.0},
     {"lr": 1e-45},

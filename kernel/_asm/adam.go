@@ -22,8 +22,10 @@ func stepKernel(m isa, v kernel.Variant) {
 	Doc(fmt.Sprintf("%s is the update %v. It works like generic.step.", symbol, v))
 	span, s := loadSpan(v), Dereference(Param("s"))
 	underControl(address(s.Field("MXCSR")), func() {
-		moments, update, root := newMoments(m, v, span, s), newUpdate(m, v, span, s), newRoot(m, v.SquareRoot.String())
+		moments, root := newMoments(m, v, span, s), newRoot(m, v.SquareRoot.String())
+		update := newUpdate(m, v, span, s, m.Element().multiplies(m.Backend(), v))
 		forEachVector(m, span.n, func(at place) {
+			prefetch(m, span, at)
 			expAvg, second := moments.at(at)
 			update.at(at, expAvg, root(second, at))
 		})
@@ -49,7 +51,7 @@ func updateKernel(m isa, v kernel.Variant) {
 	Doc(symbol + " is the stage after a library's square root. It works like generic.update.")
 	span, roots, s := loadSpan(v), Load(Param("root"), GP64()), Dereference(Param("s"))
 	underControl(address(s.Field("MXCSR")), func() {
-		update := newUpdate(m, v, span, s)
+		update := newUpdate(m, v, span, s, false)
 		forEachVector(m, span.n, func(at place) { update.at(at, load(m, span.expAvg, at), load(m, roots, at)) })
 	})
 }
@@ -154,14 +156,19 @@ type update struct {
 	span span
 
 	decay, biasCorrection2Sqrt, eps, negStepSize reg.VecVirtual
+	reciprocal, reciprocalLow                    reg.VecVirtual // instead of biasCorrection2Sqrt where the kernel multiplies
 }
 
-func newUpdate(m isa, v kernel.Variant, span span, s gotypes.Component) update {
+func newUpdate(m isa, v kernel.Variant, span span, s gotypes.Component, multiplies bool) update {
 	k := update{isa: m, Variant: v, span: span}
 	if v.Decay == kernel.DecoupledDecay {
 		k.decay = broadcast(m, s.Field("Decay"))
 	}
-	k.biasCorrection2Sqrt = broadcast(m, s.Field("BiasCorrection2Sqrt"))
+	if multiplies {
+		k.reciprocal, k.reciprocalLow = broadcast(m, s.Field("Reciprocal")), broadcast(m, s.Field("ReciprocalLow"))
+	} else {
+		k.biasCorrection2Sqrt = broadcast(m, s.Field("BiasCorrection2Sqrt"))
+	}
 	k.eps = broadcast(m, s.Field("Eps"))
 	k.negStepSize = broadcast(m, s.Field("NegStepSize"))
 	return k
@@ -169,8 +176,7 @@ func newUpdate(m isa, v kernel.Variant, span span, s gotypes.Component) update {
 
 // at updates the parameters of one vector by exp_avg and the square root of the second moment.
 func (k update) at(at place, expAvg, root reg.VecVirtual) {
-	Comment("denom = root/bias_correction2_sqrt + eps")
-	denom := add(k.isa, div(k.isa, root, k.biasCorrection2Sqrt), k.eps)
+	denom := add(k.isa, k.corrected(root), k.eps)
 	param := load(k.isa, k.span.param, at)
 	if k.Decay == kernel.DecoupledDecay {
 		Comment("param = param*decay")
@@ -179,6 +185,18 @@ func (k update) at(at place, expAvg, root reg.VecVirtual) {
 	Comment("param = param + (-step_size*exp_avg)/denom")
 	param = add(k.isa, param, div(k.isa, mul(k.isa, expAvg, k.negStepSize), denom))
 	store(k.isa, param, k.span.param, at)
+}
+
+// corrected is root / bias_correction2_sqrt.
+func (k update) corrected(root reg.VecVirtual) reg.VecVirtual {
+	if k.reciprocal == nil {
+		Comment("denom = root/bias_correction2_sqrt + eps")
+		return div(k.isa, root, k.biasCorrection2Sqrt)
+	}
+	Comment("denom = fma(root, reciprocal, root*reciprocal_low) + eps, which is root/bias_correction2_sqrt + eps: Scalars.Invert")
+	quotient := mul(k.isa, root, k.reciprocalLow)
+	k.Element().multiplyAdd(k.reciprocal, root, quotient)
+	return quotient
 }
 
 // newRoot loads what a square root needs and returns the function that takes it.

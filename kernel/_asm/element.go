@@ -17,6 +17,8 @@ type element struct {
 	constant func(bits uint64) Constant // in memory
 	has      func(kernel.Backend, kernel.SquareRoot) bool
 
+	multiplies func(kernel.Backend, kernel.Variant) bool
+
 	// z = x op y is op(y, x, z); multiplyAdd(y, x, z) is z += x*y.
 	add, sub, mul, div, sqrt, max, multiplyAdd func(ops ...Op)
 	move, broadcast, compare                   func(ops ...Op)
@@ -37,6 +39,8 @@ var elements = []element{
 		constant: func(bits uint64) Constant { return U32(uint32(bits)) },
 		has:      kernel.Has[float32],
 
+		multiplies: kernel.Multiplies[float32],
+
 		add: VADDPS, sub: VSUBPS, mul: VMULPS, div: VDIVPS, sqrt: VSQRTPS, max: VMAXPS, multiplyAdd: VFMADD231PS,
 		move: VMOVUPS, broadcast: VBROADCASTSS, compare: VCMPPS,
 		maskMove: VMASKMOVPS, blend: VBLENDVPS,
@@ -47,6 +51,8 @@ var elements = []element{
 		bits:     math.Float64bits,
 		constant: func(bits uint64) Constant { return U64(bits) },
 		has:      kernel.Has[float64],
+
+		multiplies: kernel.Multiplies[float64],
 
 		add: VADDPD, sub: VSUBPD, mul: VMULPD, div: VDIVPD, sqrt: VSQRTPD, max: VMAXPD, multiplyAdd: VFMADD231PD,
 		move: VMOVUPD, broadcast: VBROADCASTSD, compare: VCMPPD,

@@ -71,6 +71,22 @@ func load(m isa, array reg.Register, at place) reg.VecVirtual {
 	return result(m, func(z Op) { m.Move(Mem{Base: array, Index: at.index, Scale: uint8(m.Element().nbytes)}, z, at.active) })
 }
 
+// prefetchDistance, in bytes, is how far ahead of the body memory is asked for: the CPU itself stops where a page of 4 KiB ends.
+const prefetchDistance = 2048
+
+// prefetch asks for what the body will load. It may lie beyond the arrays, where asking does nothing.
+func prefetch(m isa, s span, at place) {
+	if at.active != nil {
+		return
+	}
+	Comment("Ask for memory ahead.")
+	for _, array := range []reg.Register{s.grad, s.expAvg, s.expAvgSq, s.maxExpAvgSq, s.param} {
+		if array != nil {
+			PREFETCHT0(Mem{Base: array, Index: at.index, Scale: uint8(m.Element().nbytes), Disp: prefetchDistance})
+		}
+	}
+}
+
 func store(m isa, x reg.VecVirtual, array reg.Register, at place) {
 	m.Move(x, Mem{Base: array, Index: at.index, Scale: uint8(m.Element().nbytes)}, at.active)
 }
