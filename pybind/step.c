@@ -52,6 +52,7 @@ typedef struct {
 } item;
 
 typedef struct {
+	PyObject *key; // of the optimizer in owners
 	options *options;
 	item *items;
 	row *rows;
@@ -76,6 +77,7 @@ static PyObject *grad_name, *params_name, *lr_name, *betas_name, *eps_name, *wei
 static PyObject *state_names[NUM_TENSORS];
 static PyObject *untyped_storage; // the unbound method of Tensor
 static PyObject *condition_wait;  // the code of threading.Condition.wait
+static PyObject *owners;          // _alone.owners: the thread that is in a step of an optimizer, by the optimizer's id
 
 // Each of the following returns 1 for yes, 0 for no ("not plain": Python decides), -1 with an exception.
 
@@ -433,20 +435,42 @@ static void bump(const step *s) {
 	}
 }
 
-// run enters Go. settings is the tuple (arithmetic, square root) of the dtype, or None: no kernel then has torch's bits, or
-// Python has not found out yet.
+// compute enters Go. A long step lets the GIL go meanwhile, and says in owners whose it is.
+static int compute(const step *s, const call *c, char *message, int64_t size, int64_t *unserved) {
+	PyThreadState *released = NULL;
+	if (s->numel >= LONG_STEP) {
+		PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+		int failed = thread == NULL || PyDict_SetItem(owners, s->key, thread) != 0;
+		Py_XDECREF(thread);
+		if (failed)
+			return -1;
+		released = PyEval_SaveThread();
+	}
+	*unserved = roundpipe_go_step((intptr_t)c, 1, message, size);
+	if (released != NULL) {
+		PyEval_RestoreThread(released);
+		if (PyDict_DelItem(owners, s->key) != 0)
+			PyErr_Clear();
+	}
+	return 1;
+}
+
+// run takes the step. settings is the tuple (arithmetic, square root) of the dtype, or None: no kernel then has torch's bits, or
+// Python has not found out yet. A step of an optimizer that is in a step already is for _alone.py.
 static int run(step *s, PyObject *settings, long threads, long backend) {
 	char message[512] = "";
 	long arithmetic, square_root;
+	int64_t unserved;
 	if (settings == Py_None)
 		return 0;
+	int taken = PyDict_GET_SIZE(owners) > 0 ? PyDict_Contains(owners, s->key) : 0;
+	if (taken != 0)
+		return taken < 0 ? -1 : 0;
 	if (!PyArg_ParseTuple(settings, "ll", &arithmetic, &square_root))
 		return -1;
 	call c = {(intptr_t)s->rows, s->num_items, (intptr_t)s->groups, s->num_groups, s->dtype, threads, backend, arithmetic, square_root};
-	PyThreadState *released = s->numel < LONG_STEP ? NULL : PyEval_SaveThread();
-	int64_t unserved = roundpipe_go_step((intptr_t)&c, 1, message, sizeof message);
-	if (released != NULL)
-		PyEval_RestoreThread(released);
+	if (compute(s, &c, message, sizeof message, &unserved) < 0)
+		return -1;
 	if (unserved > 0)
 		return 0;
 	bump(s); // also after an error: elements may have been written
@@ -473,19 +497,19 @@ static void clear(step *s) {
 	PyMem_Free(s->groups);
 }
 
-// step(param_groups, state, settings, threads, backend) -> bool: whether the step was taken; if not, nothing was changed.
-// settings has, for float32 and for float64, a tuple of the codes of arithmetic and square root, or None.
+// step(key, param_groups, state, settings, threads, backend) -> bool: whether the step was taken; if not, nothing was changed.
+// key is the optimizer's in owners. settings has, for float32 and for float64, a tuple of the codes of arithmetic and square root, or None.
 static PyObject *step_plain(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
 	(void)module;
-	if (nargs != 5 || !PyList_CheckExact(args[2]) || PyList_GET_SIZE(args[2]) != 2)
-		return PyErr_Format(PyExc_TypeError, "roundpipe_go: step takes param_groups, state, settings, threads and backend");
-	long threads = PyLong_AsLong(args[3]), backend = PyLong_AsLong(args[4]);
+	if (nargs != 6 || !PyLong_CheckExact(args[0]) || !PyList_CheckExact(args[3]) || PyList_GET_SIZE(args[3]) != 2)
+		return PyErr_Format(PyExc_TypeError, "roundpipe_go: step takes key, param_groups, state, settings, threads and backend");
+	long threads = PyLong_AsLong(args[4]), backend = PyLong_AsLong(args[5]);
 	if (PyErr_Occurred())
 		return NULL;
-	if (!PyList_CheckExact(args[0]) || !PyDict_Check(args[1]))
+	if (!PyList_CheckExact(args[1]) || !PyDict_Check(args[2]))
 		Py_RETURN_FALSE;
-	step s = {.dtype = -1};
-	int plain = add_groups(&s, args[0], args[1]);
+	step s = {.key = args[0], .dtype = -1};
+	int plain = add_groups(&s, args[1], args[2]);
 	if (plain > 0)
 		plain = find_state(&s);
 	int hold = plain > 0 && others_run();
@@ -501,15 +525,15 @@ static PyObject *step_plain(PyObject *module, PyObject *const *args, Py_ssize_t 
 	if (plain > 0)
 		plain = counters_differ(&s);
 	if (plain > 0 && s.num_items > 0)
-		plain = run(&s, PyList_GET_ITEM(args[2], s.dtype), threads, backend);
+		plain = run(&s, PyList_GET_ITEM(args[3], s.dtype), threads, backend);
 	clear(&s);
 	return plain < 0 ? NULL : PyBool_FromLong(plain);
 }
 
 static PyMethodDef method = {"step", (PyCFunction)(void (*)(void))step_plain, METH_FASTCALL, "Takes a plain step."};
 
-// roundpipe_go_plain_step returns the function step; the arguments are those of tensor_install. Call it with the GIL held.
-PyObject *roundpipe_go_plain_step(PyObject *capsule, PyObject *tensor, PyObject *parameter, PyObject *places) {
+// roundpipe_go_plain_step returns the function step; the arguments are owners and those of tensor_install. Call it with the GIL held.
+PyObject *roundpipe_go_plain_step(PyObject *owned, PyObject *capsule, PyObject *tensor, PyObject *parameter, PyObject *places) {
 	struct {
 		PyObject **name;
 		const char *text;
@@ -534,6 +558,9 @@ PyObject *roundpipe_go_plain_step(PyObject *capsule, PyObject *tensor, PyObject 
 	Py_XDECREF(threading);
 	if (condition_wait == NULL)
 		return NULL;
+	if (!PyDict_CheckExact(owned))
+		return PyErr_Format(PyExc_TypeError, "roundpipe_go: owners is no dict");
+	owners = Py_NewRef(owned);
 	if (tensor_install(capsule, tensor, parameter, places) != 0)
 		return NULL;
 	return PyCFunction_New(&method, NULL);

@@ -29,8 +29,8 @@ def native_steps() -> Iterator[list[torch.dtype]]:
             found.extend(_binding.DTYPES[call[4]] for call in calls)
         return unserved
 
-    def counted_plain(param_groups, *arguments) -> bool:
-        taken = plain_step(param_groups, *arguments)
+    def counted_plain(key, param_groups, *arguments) -> bool:
+        taken = plain_step(key, param_groups, *arguments)
         grads = [param for group in param_groups for param in group["params"] if param.grad is not None]
         if taken and grads:
             found.append(_descriptors.ELEMENTS[grads[0].dtype])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from roundpipe_go import _alone
 @pytest.fixture(autouse=True)
 def _no_owners():
     """Ctrl-C in other tests may have left some."""
-    _alone._owners.clear()
+    _alone.owners.clear()
 
 
 def make_optimizer() -> roundpipe_go.Adam:
@@ -54,6 +55,31 @@ def test_a_second_thread_is_refused_and_changes_nothing():
     assert optimizer.state[param]["step"].item() == 1
 
 
+def test_a_second_thread_is_refused_while_the_kernels_work():
+    """A long step of plain tensors lets the GIL go."""
+    param = torch.ones(1 << 25, requires_grad=True)
+    param.grad = torch.ones(1 << 25)
+    optimizer = roundpipe_go.Adam([param])
+    optimizer.step()
+    refusals: list[str] = []
+    steps = 1
+    while not refusals and steps < 50:
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        while thread.is_alive() and not _alone.owners:
+            time.sleep(1e-4)
+        try:
+            optimizer.step()
+            steps += 1
+        except RuntimeError as error:
+            refusals.append(str(error))
+        thread.join(60)
+        steps += 1
+    assert ["another thread is in a step of this optimizer" in text for text in refusals] == [True]
+    assert optimizer.state[param]["step"].item() == steps
+    assert not _alone.owners
+
+
 def test_afterwards_any_thread_may_step():
     optimizer = make_optimizer()
     optimizer.step()
@@ -62,7 +88,7 @@ def test_afterwards_any_thread_may_step():
         thread.start()
         thread.join(60)
     assert [state["step"].item() for state in optimizer.state.values()] == [4]
-    assert not _alone._owners
+    assert not _alone.owners
 
 
 def test_a_step_in_a_step_of_the_same_thread():
@@ -70,31 +96,31 @@ def test_a_step_in_a_step_of_the_same_thread():
     optimizer = make_optimizer()
     with _alone.Alone(optimizer):
         optimizer.step()
-        assert _alone._owners == {id(optimizer): threading.get_ident()}
-    assert not _alone._owners
+        assert _alone.owners == {id(optimizer): threading.get_ident()}
+    assert not _alone.owners
 
 
 def test_an_interrupted_thread_keeps_nobody_out():
     """As if Ctrl-C had come between the end of a step and the note of it."""
     optimizer = make_optimizer()
-    _alone._owners[id(optimizer)] = threading.main_thread().ident
+    _alone.owners[id(optimizer)] = threading.main_thread().ident
     thread = threading.Thread(target=optimizer.step)
     thread.start()
     thread.join(60)
     assert [state["step"].item() for state in optimizer.state.values()] == [1]
-    assert not _alone._owners
+    assert not _alone.owners
 
 
 def test_a_fork_forgets_the_threads_of_its_parent():
     optimizer = make_optimizer()
-    _alone._owners[id(optimizer)] = 1
+    _alone.owners[id(optimizer)] = 1
     try:
         child = os.fork()
         if child == 0:
-            os._exit(len(_alone._owners))
+            os._exit(len(_alone.owners))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
-        _alone._owners.clear()
+        _alone.owners.clear()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -106,6 +132,6 @@ def test_an_exception_lets_go(error):
 
     with pytest.raises(error):
         optimizer.step(raising)
-    assert not _alone._owners
+    assert not _alone.owners
     optimizer.step()
     assert [state["step"].item() for state in optimizer.state.values()] == [1]

@@ -298,6 +298,21 @@ def test_failing_group_puts_back_those_before_it(spoil):
     assert_unchanged(before)
 
 
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["float", "tensor"])
+def test_fused_has_counted_when_it_finds_no_kernel(lr):
+    """For complex parameters; torch's own counters are then a step ahead."""
+    param = torch.ones(3, dtype=torch.complex64).requires_grad_()
+    param.grad = torch.ones(3, dtype=torch.complex64)
+    optimizer = roundpipe_go.Adam([param], lr=lr)
+    optimizer.step()
+    before = snapshot(optimizer)
+    optimizer.param_groups[0]["fused"] = True
+    with pytest.raises(NotImplementedError, match="fused_adam"):
+        optimizer.step()
+    assert_unchanged(before)
+
+
 @pytest.mark.parametrize("weight_decay", [True, Decimal("0.1"), 10**30], ids=repr)
 def test_numbers_that_torch_takes_for_none(weight_decay):
     errors = []

@@ -8,8 +8,8 @@ from threading import RLock, get_ident
 
 from torch.optim import Optimizer
 
-_owners: dict[int, int] = {}
-"""The thread that is in a step of an optimizer, by the optimizer's id."""
+owners: dict[int, int] = {}
+"""The thread that is in a step of an optimizer, by the optimizer's id. ``pybind/step.c`` enters its long steps as well."""
 
 _lock = RLock()  # a signal's handler may step while its thread is in here
 
@@ -18,7 +18,7 @@ def _forget() -> None:
     """In a forked child, which has none of the threads."""
     global _lock
     _lock = RLock()
-    _owners.clear()
+    owners.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -48,7 +48,7 @@ class Alone:
             lock = _lock = RLock()
             lock.acquire()
         try:
-            owner = _owners.get(key)
+            owner = owners.get(key)
             if owner == thread:
                 return
             # An owner that is in no step was interrupted by Ctrl-C just before it would have let go.
@@ -58,13 +58,13 @@ class Alone:
                     "let one thread step it, or hold a lock around step()"
                 )
             self._outermost = True
-            _owners[key] = thread
+            owners[key] = thread
         finally:
             lock.release()
 
     def __exit__(self, *_: object) -> None:
         if self._outermost:
-            _owners.pop(id(self._optimizer), None)
+            owners.pop(id(self._optimizer), None)
 
 
 def _is_in_a_step(thread: int, optimizer: Optimizer) -> bool:

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import _places
+from . import _alone, _places
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 _ABI = 4
 
-PlainStep = Callable[[list[dict[str, Any]], dict[Any, Any], list[tuple[int, int] | None], int, int], bool]
+PlainStep = Callable[[int, list[dict[str, Any]], dict[Any, Any], list[tuple[int, int] | None], int, int], bool]
 
 DTYPES = (torch.float32, torch.float64)
 """Types of elements, in the order of their codes in Go."""
@@ -123,6 +123,20 @@ def team() -> int:
         return 0
 
 
+@functools.cache
+def has_record_function_observers() -> Callable[[], bool]:
+    """A function that says whether anybody observes torch's ``record_function`` now: ``at::hasCallbacks``.
+
+    Profilers, execution trace observers and tools written in C++ do. Without that symbol in torch it always says yes.
+    """
+    try:
+        has_callbacks = ctypes.PyDLL(_libtorch_cpu()._name)._ZN2at12hasCallbacksEv
+    except (OSError, AttributeError):
+        return lambda: True
+    has_callbacks.restype = ctypes.c_bool
+    return has_callbacks
+
+
 def _libtorch_cpu() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
@@ -156,9 +170,9 @@ def _plain_step() -> PlainStep | None:
     if places is None:
         return None
     function = ctypes.PyDLL(_module().__file__).roundpipe_go_plain_step
-    function.argtypes, function.restype = [ctypes.py_object] * 4, ctypes.py_object
+    function.argtypes, function.restype = [ctypes.py_object] * 5, ctypes.py_object
     try:
-        step = function(EXCHANGE_API, torch.Tensor, torch.nn.Parameter, tuple(places))
+        step = function(_alone.owners, EXCHANGE_API, torch.Tensor, torch.nn.Parameter, tuple(places))
     except (ImportError, ValueError):  # another version of the interface, or another name
         return None
     return cast("PlainStep", step)

@@ -52,4 +52,4 @@ def step_plain(optimizer: Optimizer) -> bool:
     if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
         return False
     threads, backend, square_root = in_force()
-    return native(optimizer.param_groups, optimizer.state, KNOWN[square_root], threads, backend)
+    return native(id(optimizer), optimizer.param_groups, optimizer.state, KNOWN[square_root], threads, backend)

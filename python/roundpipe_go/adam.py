@@ -15,6 +15,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ._alone import Alone
 from ._binding import EXCHANGE_API
 from ._fallback import DECOUPLED_IN_ADAM, existing_threads, torch_adam
+from ._hooks import profile_hook_step
 from ._memory import use_huge_pages
 from ._plain import step_plain
 from ._step import Lists, Options, Step
@@ -55,6 +56,8 @@ class Adam(torch.optim.Adam):
         ``torch.optim.Adam``, https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html.
     """
 
+    profile_hook_step = staticmethod(profile_hook_step)
+
     # torch's step without the hooks that wrap it: a compiler follows its formulas, not ours.
     _torch_step = inspect.unwrap(torch.optim.Adam.step)
 
@@ -74,10 +77,8 @@ class Adam(torch.optim.Adam):
         """
         # Dynamo runs a frame without tensor operations, such as this one, uncompiled, where is_compiling() is False. (torch 2.6's
         # dynamo() gives away a reference that it does not own; there the way is not available.)
-        if closure is None and EXCHANGE_API is not None and dynamo() is None:
-            with Alone(self):
-                if step_plain(self):
-                    return None
+        if closure is None and EXCHANGE_API is not None and not is_compiling() and dynamo() is None and step_plain(self):
+            return None
         return self._step(closure)
 
     @_use_grad_for_differentiable
@@ -94,9 +95,9 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
 
+        if closure is not None and step_plain(self):
+            return loss
         with Alone(self):
-            if closure is not None and step_plain(self):
-                return loss
             step = Step()
             with existing_threads():
                 for group, lists, has_complex in self._init_groups():

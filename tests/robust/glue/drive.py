@@ -21,8 +21,10 @@ library = ctypes.PyDLL(sys.argv[1])
 answer = ctypes.c_int64.in_dll(library, "stub_answer")
 calls = ctypes.c_int64.in_dll(library, "stub_calls")
 install = library.roundpipe_go_plain_step
-install.argtypes, install.restype = [ctypes.py_object] * 4, ctypes.py_object
-arguments = torch.Tensor.__dlpack_c_exchange_api__, torch.Tensor, torch.nn.Parameter, tuple(_places.learn())
+install.argtypes, install.restype = [ctypes.py_object] * 5, ctypes.py_object
+owners: dict[int, int] = {}
+KEY = 1 << 40
+arguments = owners, torch.Tensor.__dlpack_c_exchange_api__, torch.Tensor, torch.nn.Parameter, tuple(_places.learn())
 step = install(*arguments)
 KNOWN = [(0, 0), (0, 0)]
 
@@ -75,12 +77,14 @@ def unchanged(name: str, call: Callable[[], Any], optimizer: torch.optim.Optimiz
 
 
 def outcome(optimizer: torch.optim.Optimizer, *changed: Any) -> Any:
-    values = [optimizer.param_groups, optimizer.state, KNOWN, 1, 0]
-    values[: len(changed)] = changed
+    values = [KEY, optimizer.param_groups, optimizer.state, KNOWN, 1, 0]
+    values[1 : 1 + len(changed)] = changed
     try:
         return step(*values)
     except Exception as error:
         return type(error).__name__ + ": " + str(error)
+    finally:
+        assert owners.get(KEY, "another") == "another", "the step is over, and still in owners"
 
 
 def spoilt() -> dict[str, tuple[Callable[[torch.optim.Optimizer], None], Any]]:
@@ -174,10 +178,16 @@ def drive() -> None:
     answer.value = 0
     for changed, want in [((), True), ((3,), False), (([], {}), True), (([], 3), False)]:
         assert unchanged("arguments", lambda c=changed: outcome(optimizer, *c), optimizer) == want, changed
+    for others, want in (({KEY: "another"}, False), ({KEY + 1: "another"}, True), ({}, True)):
+        owners.update(others)
+        before = calls.value
+        assert unchanged("owners", lambda: outcome(optimizer), optimizer) == want, others
+        assert (calls.value > before) == want
+        owners.clear()
     for known in ([None, None], [(1, "x"), None], [(1,), None], [3, None], [None], (None, None)):
         got = unchanged("settings", lambda k=known: outcome(optimizer, optimizer.param_groups, optimizer.state, k), optimizer)
         assert got is False or "Error" in got, (known, got)
-    for few in ((), (1,), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6)):
+    for few in ((), (1,), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6), ("key", [], {}, KNOWN, 1, 0)):
         try:
             step(*few)
             raise AssertionError(few)
@@ -199,7 +209,7 @@ def starved(optimizer: torch.optim.Optimizer, nth: int) -> bool:
     """A step in which the nth allocation fails. Whether it raised."""
     _testcapi.set_nomemory(nth, nth + 1)
     try:
-        step(optimizer.param_groups, optimizer.state, KNOWN, 1, 0)
+        step(KEY, optimizer.param_groups, optimizer.state, KNOWN, 1, 0)
     except MemoryError:
         return True
     except RuntimeError as error:  # in torch's words
@@ -235,11 +245,16 @@ def reinstall() -> None:
         new(ctypes.addressof(empty), b"dlpack_exchange_api", None),
     ):
         try:
-            install(capsule, *arguments[1:])
+            install(owners, capsule, *arguments[2:])
             raise AssertionError("another version was taken")
         except ImportError:
             pass
-    for wrong in (("no capsule", *arguments[1:]), (*arguments[:3], (1, 2)), (*arguments[:3], ("a",) * 5)):
+    for wrong in (
+        ("no dict", *arguments[1:]),
+        (owners, "no capsule", *arguments[2:]),
+        (*arguments[:4], (1, 2)),
+        (*arguments[:4], ("a",) * 5),
+    ):
         try:
             install(*wrong)
             raise AssertionError(wrong)
