@@ -8,10 +8,10 @@ import (
 )
 
 // serialBelow, in elements of a whole call, is where waking a goroutine starts to pay: under it the hand-off of 25 to 100 µs costs
-// more than it brings. The threads of a team mostly wait for work already, and are there in a few µs.
+// more than it brings. The threads of a team mostly wait for work already; that they enter Go costs some 40 µs.
 const (
 	serialBelow     = 1 << 18
-	serialBelowTeam = 1 << 16
+	serialBelowTeam = 1 << 17
 )
 
 // rowElements is what the search for overlapping rows costs for a row, in elements: 0.3 to 2 µs where it has to search
@@ -24,7 +24,7 @@ const maxThreads = 1 << 10
 
 // Config says how to compute, not what: results depend on Arithmetic and SquareRoot alone.
 type Config[T kernel.Float] struct {
-	// Threads is the most threads to use, the caller's own included; less than 1 means 1. GOMAXPROCS is raised to it if need be.
+	// Threads is the most threads to use, the caller's own included; less than 1 means 1. GOMAXPROCS is raised to a few more if need be.
 	Threads    int
 	Backend    kernel.Backend
 	Arithmetic kernel.Arithmetic

@@ -32,7 +32,9 @@ func runPieces(pieces, threads int, team Team, run func(piece int)) error {
 		return nil
 	}
 	threads = min(threads, pieces)
-	raiseGOMAXPROCS(threads)
+	if threads > 1 {
+		raiseGOMAXPROCS(threads + spareProcs)
+	}
 	switch {
 	case threads <= 1:
 		q.work()
@@ -53,6 +55,11 @@ func runPieces(pieces, threads int, team Team, run func(piece int)) error {
 	}
 	return nil
 }
+
+// spareProcs are places in Go's scheduler that no thread of ours takes. Where all are taken, Go starts a thread that looks for work
+// and finds none, while we compute; where some are free it need not. A step of 262,144 elements on two threads took 226 µs without
+// them and 192 µs with two.
+const spareProcs = 2
 
 var raising sync.Mutex
 
