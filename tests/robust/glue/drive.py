@@ -45,7 +45,7 @@ def lengthen(optimizer: torch.optim.Optimizer) -> None:
     param = optimizer.param_groups[0]["params"][0]
     tensors = [param, param.grad, *(value for name, value in optimizer.state[param].items() if name != "step")]
     for tensor in tensors:
-        tensor.data = torch.zeros(1 << 20)  # LONG_STEP of step.c
+        tensor.data = torch.zeros((1 << 21) + 1)  # is_long of step.c, on one thread
 
 
 def objects(optimizer: torch.optim.Optimizer) -> list[Any]:
