@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from floors import FLOORS
 from matplotlib.figure import Figure
-from peers import OURS, TORCH
+from peers import OURS, PEERS, TORCH
 from rounds import FRESH, HOPELESS, Result
 
 BYTES = 28
@@ -31,7 +32,7 @@ def spread(values: list[float]) -> float:
 
 
 def best_peer(result: Result, mode: str) -> str:
-    return min((name for name in result.ms[mode] if name != OURS), key=lambda name: median(result, mode, name))
+    return min((name for name in result.ms[mode] if name in PEERS and name != OURS), key=lambda name: median(result, mode, name))
 
 
 def ratio(result: Result, mode: str) -> float:
@@ -76,6 +77,26 @@ left out.
 """
 
 
+def floors_markdown(results: Iterable[Result], mode: str) -> str:
+    """The table of what no step can be without."""
+    rows = [result for result in results if set(FLOORS) <= set(result.ms[mode])]
+    if not rows:
+        return ""
+    head = ["floors of", *FLOORS, OURS, "ours / traffic", "tensors", "us a tensor: looks", "ours"]
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+    for result in rows:
+        ms = {name: median(result, mode, name) for name in (*FLOORS, OURS)}
+        cells = [
+            result.work,
+            *(f"{value:.3g}" for value in ms.values()),
+            f"{ms[OURS] / ms['traffic']:.2f}",
+            f"{result.tensors:,}",
+        ]
+        cells += [f"{1e3 * ms[name] / result.tensors:.3g}" for name in ("looks", OURS)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def crowd(ms: dict[int, dict[str, float]]) -> str:
     """The table of several processes at once, a row a number of threads."""
     names = list(next(iter(ms.values())))
@@ -101,7 +122,7 @@ def write(
     for threads in dict.fromkeys(result.threads for result in results):
         for mode in modes:
             rows = [result for result in results if result.threads == threads]
-            text += [f"### {threads} threads, {mode}", "", markdown(rows, mode, names), ""]
+            text += [f"### {threads} threads, {mode}", "", markdown(rows, mode, names), "", floors_markdown(rows, mode), ""]
     text += tables
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tables.md").write_text("\n".join(text))

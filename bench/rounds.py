@@ -137,11 +137,13 @@ class Contestant:
         return [t for p in self.params for t in (p.detach(), state[p]["exp_avg"], state[p]["exp_avg_sq"])]
 
 
-def run(work: Work, makes: dict[str, Make], threads: int, seconds: float, modes: Sequence[str], clock: Clock) -> Result:
+def run(
+    work: Work, makes: dict[str, Make], floors: dict[str, Make], threads: int, seconds: float, modes: Sequence[str], clock: Clock
+) -> Result:
     """Times a work for about so many seconds, at least TRIAL_ROUNDS rounds."""
     torch.set_num_threads(threads)
     grads = work.grads()
-    contestants = {name: Contestant(make, work, grads, clock) for name, make in makes.items()}
+    contestants = {name: Contestant(make, work, grads, clock) for name, make in (makes | floors).items()}
     for contestant in contestants.values():
         contestant.step()  # makes the state
     repeats = 5 if work.numel < SMALL and len(work.shapes) < 100 else 1
@@ -161,12 +163,12 @@ def run(work: Work, makes: dict[str, Make], threads: int, seconds: float, modes:
             contestants[names[(i + rounds) % len(names)]].turn(modes, repeats, scratch)
         rounds += 1
         if rounds == TRIAL_ROUNDS:
-            bits = compare(contestants)
+            bits = compare(contestants, makes)
             slow = {name: contestants.pop(name) for name in hopeless(contestants)}
     others = load.others()
     copies.append(copy_bandwidth())
     gc.enable()
-    at_end = compare(contestants)
+    at_end = compare(contestants, makes)
     bits = {name: bits.get(name, True) and at_end.get(name, True) for name in {**bits, **at_end}}
     everyone = {**contestants, **slow}
     return Result(
@@ -176,19 +178,19 @@ def run(work: Work, makes: dict[str, Make], threads: int, seconds: float, modes:
         work.numel,
         statistics.median(copies),
         others,
-        {mode: {name: everyone[name].ms()[mode] for name in makes} for mode in (FRESH, AGAIN)},
+        {mode: {name: contestant.ms()[mode] for name, contestant in everyone.items()} for mode in (FRESH, AGAIN)},
         bits,
         list(slow),
-        {name: statistics.mean(turn.quiet for turn in everyone[name].turns) for name in makes},
+        {name: statistics.mean(turn.quiet for turn in contestant.turns) for name, contestant in everyone.items()},
     )
 
 
-def compare(contestants: dict[str, Contestant]) -> dict[str, bool]:
-    """Whether each has the bits of torch's default, if that still takes part."""
+def compare(contestants: dict[str, Contestant], makes: dict[str, Make]) -> dict[str, bool]:
+    """Whether each but the floors has the bits of torch's default, if that still takes part."""
     truth = contestants.get(TORCH)
     if truth is None:
         return {}
-    return {name: c.has_bits_of(truth) for name, c in contestants.items() if c is not truth}
+    return {name: c.has_bits_of(truth) for name, c in contestants.items() if c is not truth and name in makes}
 
 
 def hopeless(contestants: dict[str, Contestant]) -> list[str]:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import company
+import floors
 import machine
 import peers
 import psutil
@@ -40,6 +41,7 @@ def arguments() -> argparse.Namespace:
         "--clock", choices=CLOCKS, default="wall", help="cpu: processor time of all threads; on a busy machine, with --threads 1"
     )
     parser.add_argument("--quick", action="store_true", help="rows of the table, all threads only")
+    parser.add_argument("--floors", action="store_true", help="also what a step cannot be without: hooks, looks, traffic")
     parser.add_argument("--out", type=Path, default=Path(".bench"), help="folder for the results (default: .bench)")
     parser.add_argument("--list", action="store_true", help="print the names of works and peers, and stop")
     return parser.parse_args()
@@ -85,6 +87,7 @@ def main() -> None:
     if peers.OURS in absent:
         raise SystemExit(f"bench: ours is absent: {absent[peers.OURS]}")
 
+    below = floors.load() if options.floors else {}
     modes = (rounds.FRESH,) if options.quick else (rounds.FRESH, rounds.AGAIN)
     seconds = options.seconds or (2 if options.quick else 10)
     begin = time.perf_counter()
@@ -106,8 +109,10 @@ def main() -> None:
     progress = tqdm(plan)
     for work, threads in progress:
         progress.set_postfix_str(f"{work.name}, {threads} threads")
-        if fits(work, len(makes)):
-            results.append(rounds.run(work, makes, threads, seconds / 2 if work.sweep else seconds, modes, CLOCKS[options.clock]))
+        under = {} if work.in_backward else below  # there each gradient is a new one
+        if fits(work, len(makes) + len(under)):
+            share = seconds / 2 if work.sweep else seconds
+            results.append(rounds.run(work, makes, under, threads, share, modes, CLOCKS[options.clock]))
         else:
             left_out.append(f"{work.name}: too little free memory")
         write()  # an interrupted run leaves what it has

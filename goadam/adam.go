@@ -171,7 +171,8 @@ func updateSerial[T kernel.Float](params []Param[T], step func(span, *kernel.Til
 		for row := range params {
 			numel := len(params[row].Param)
 			if row+1 < len(params) {
-				kernel.Prefetch(params[row+1].part(0, len(params[row+1].Param)))
+				next := &params[row+1]
+				kernel.Prefetch(next.part(0, len(next.Param)))
 			}
 			for begin := 0; begin < numel; begin += maxSpan {
 				step(span{row, begin, min(begin+maxSpan, numel)}, tile)

@@ -106,6 +106,7 @@ func checkInside[T Float](t *testing.T, id string, pages *[5]*guarded, k *Kernel
 	if span.MaxExpAvgSq != nil {
 		got.MaxExpAvgSq = place(pages[4], span.MaxExpAvgSq, offset, fromEnd)
 	}
+	Prefetch(got)
 	k.Step(got, s, tile)
 	sameSpan(t, id, got, want)
 	for i, x := range arrays(got) {
