@@ -2,8 +2,8 @@
 
 - hooks: torch's own code around ``step``, with nothing in it.
 - looks: hooks, and a C++ loop that asks each of a parameter's five tensors where it is, as any optimizer in C++ must.
-- traffic: hooks, and a C++ loop that reads four arrays and writes three with one addition each, on all threads, at addresses that it
-  was given once.
+- traffic: hooks, and a C++ loop that reads four arrays and writes three with one addition each, on all threads, at addresses that
+  it was given once.
 
 Floors compute nothing of use, and are no peers.
 """
@@ -70,8 +70,8 @@ int64_t look(const std::vector<at::Tensor> &params, const std::vector<at::Tensor
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 	py::class_<Traffic>(m, "Traffic")
-	    .def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>())
-	    .def("step", &Traffic::step, py::call_guard<py::gil_scoped_release>());
+		.def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>())
+		.def("step", &Traffic::step, py::call_guard<py::gil_scoped_release>());
 	m.def("look", &look);
 }
 """

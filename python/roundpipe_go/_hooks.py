@@ -30,9 +30,9 @@ def profile_hook_step(func: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(func)
     def step(*args: P.args, **kwargs: P.kwargs) -> R:
-        optimizer, *others = args
-        closure_or_more = any(value is not None for value in (*others, *kwargs.values()))
-        if closure_or_more or _is_observed(cast("Optimizer", optimizer)):  # a closure may register hooks, or begin to profile
+        # A closure may register hooks, or begin to profile.
+        has_closure = kwargs or not (len(args) == 1 or (len(args) == 2 and args[1] is None))
+        if has_closure or _is_observed(cast("Optimizer", args[0])):
             return hooked(*args, **kwargs)
         return func(*args, **kwargs)
 
