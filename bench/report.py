@@ -138,7 +138,7 @@ def plot(results: list[Result], names: list[str], folder: Path) -> list[Path]:
     rows = [r for r in results if not r.work.startswith(("elements", "tensors"))]
     if rows:
         paths.append(_ratios(rows, folder / "ratio.png"))
-    one = sorted((r for r in results if r.tensors == 1), key=lambda r: r.numel)
+    one = sorted((r for r in results if r.work.startswith("elements")), key=lambda r: r.numel)
     many = sorted((r for r in results if r.work.startswith("tensors")), key=lambda r: r.tensors)
     if len(one) > 1:
         paths.append(_times(one, [r.numel for r in one], names, "elements, in one tensor", folder / "elements.png"))
@@ -153,6 +153,7 @@ def _ratios(rows: list[Result], path: Path) -> Path:
     labels = [f"{r.work} ({best_peer(r, FRESH)})" for r in rows]
     bars = axes.barh(labels, [ratio(r, FRESH) for r in rows], color=COLORS[-1])
     axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.margins(x=0.1)
     axes.axvline(1, color="black", linewidth=1)
     axes.invert_yaxis()
     axes.set_xlabel("time of the best peer / time of ours")

@@ -434,10 +434,11 @@ static void bump(const step *s) {
 
 // is_long reports whether a step may take longer than some 5 ms, Python's switch interval. A shorter one keeps the GIL: to get it back
 // from a thread that computes in Python may take as long, and nobody waits for it longer than for such a thread. An element takes a
-// thread up to 1.5 ns; of float64 four times that, and without vectors sixty times.
+// thread up to 1.5 ns; of float64 four times that, and without vectors sixty times. Nor does a step let the GIL go for less time than
+// it has taken with it to read the tensors, some 2 µs each parameter.
 static int is_long(const step *s, long threads, long backend) {
-	int64_t work = s->numel * (backend == GENERIC ? 64 : s->dtype == FLOAT64 ? 4 : 1);
-	return work > (threads > 1 ? (int64_t)2 << 21 : (int64_t)1 << 21);
+	int64_t work = s->numel * (backend == GENERIC ? 64 : s->dtype == FLOAT64 ? 4 : 1) / (threads > 1 ? 2 : 1);
+	return work > (int64_t)1 << 21 && work > (int64_t)s->num_items << 11;
 }
 
 // compute enters Go. A long step lets the GIL go meanwhile, and says in owners whose it is.

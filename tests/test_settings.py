@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
 
 import roundpipe_go
+from roundpipe_go import _settings
 
 BACKENDS = ("generic", "avx2", "avx512")
 
@@ -179,3 +182,39 @@ def test_a_setting_that_changes_during_the_probe(monkeypatch):
     step()
     assert known["ieee"] == [None, None]
     assert known["auto"][0] is not None
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """As torchrun starts the first of two processes on a host of eight cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    ranks = {"TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    torch.set_num_threads(1)
+    _settings._warn_of_one_thread.cache_clear()
+    yield monkeypatch.setenv
+    _settings._warn_of_one_thread.cache_clear()
+
+
+def test_one_thread_by_torchrun_is_said_once(torchrun):
+    with pytest.warns(UserWarning, match=r"there are 4 cores for each of 2 .*set_num_threads\(4\)"):
+        assert _settings.in_force()[0] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        roundpipe_go.set_num_threads(None)
+        assert _settings.in_force()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LOCAL_RANK", "1"), ("OMP_NUM_THREADS", "2"), ("LOCAL_WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", ""), (None, None)],
+)
+def test_one_thread_that_was_chosen_is_not_spoken_of(torchrun, name, value):
+    if name is None:
+        roundpipe_go.set_num_threads(1)
+    else:
+        torchrun(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _settings.in_force()[0] == 1

@@ -6,6 +6,7 @@ import functools
 import operator
 import os
 import threading
+import warnings
 
 import torch
 
@@ -44,9 +45,30 @@ def in_force() -> tuple[int, int, str]:
     if found is None:  # worth keeping: a step of a small tensor takes no longer than to look it all up
         with _changing:
             threads = get_num_threads() if _num_threads is not None or _switch("ROUNDPIPE_GO_NUM_THREADS") is not None else None
+            if threads is None:
+                _warn_of_one_thread()
             _in_force = found = threads, BACKENDS.index(get_backend()), get_square_root()
     threads, backend, square_root = found
     return torch.get_num_threads() if threads is None else threads, backend, square_root
+
+
+@functools.cache  # once
+def _warn_of_one_thread() -> None:
+    """Says that torchrun has left steps one thread, where there are cores for more.
+
+    torchrun sets ``OMP_NUM_THREADS=1`` for processes that would have none; torch follows it, and so do we.
+    """
+    found = {name: os.environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    world = found["LOCAL_WORLD_SIZE"] or ""
+    if found["TORCHELASTIC_RUN_ID"] is None or found["OMP_NUM_THREADS"] != "1" or found["LOCAL_RANK"] != "0" or not world.isdecimal():
+        return
+    cores = len(os.sched_getaffinity(0)) // max(int(world), 1)
+    if cores > 1 and torch.get_num_threads() == 1:
+        warnings.warn(
+            f"roundpipe_go: steps use one thread, as torchrun sets OMP_NUM_THREADS=1; there are {cores} cores for each of {world} "
+            f"processes: set OMP_NUM_THREADS={cores} before torchrun, or call roundpipe_go.set_num_threads({cores})",
+            stacklevel=2,
+        )
 
 
 def set_num_threads(num_threads: int | None) -> None:
