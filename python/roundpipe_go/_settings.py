@@ -58,15 +58,14 @@ def _warn_of_one_thread() -> None:
 
     torchrun sets ``OMP_NUM_THREADS=1`` for processes that would have none; torch follows it, and so do we.
     """
-    found = {name: os.environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    world = found["LOCAL_WORLD_SIZE"] or ""
-    if found["TORCHELASTIC_RUN_ID"] is None or found["OMP_NUM_THREADS"] != "1" or found["LOCAL_RANK"] != "0" or not world.isdecimal():
+    get, world = os.environ.get, os.environ.get("LOCAL_WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or get("OMP_NUM_THREADS") != "1" or get("LOCAL_RANK") != "0" or not world.isdecimal():
         return
     cores = len(os.sched_getaffinity(0)) // max(int(world), 1)
     if cores > 1 and torch.get_num_threads() == 1:
         warnings.warn(
-            f"roundpipe_go: steps use one thread, as torchrun sets OMP_NUM_THREADS=1; there are {cores} cores for each of {world} "
-            f"processes: set OMP_NUM_THREADS={cores} before torchrun, or call roundpipe_go.set_num_threads({cores})",
+            f"roundpipe_go: steps use one thread, as torchrun sets OMP_NUM_THREADS=1; there are {cores} cores for each of "
+            f"{world} processes: set OMP_NUM_THREADS={cores} before torchrun, or call roundpipe_go.set_num_threads({cores})",
             stacklevel=2,
         )
 
