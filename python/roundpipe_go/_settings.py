@@ -59,7 +59,12 @@ def _warn_of_one_thread() -> None:
     torchrun sets ``OMP_NUM_THREADS=1`` for processes that would have none; torch follows it, and so do we.
     """
     get, world = os.environ.get, os.environ.get("LOCAL_WORLD_SIZE", "")
-    if "TORCHELASTIC_RUN_ID" not in os.environ or get("OMP_NUM_THREADS") != "1" or get("LOCAL_RANK") != "0" or not world.isdecimal():
+    if (
+        "TORCHELASTIC_RUN_ID" not in os.environ
+        or get("OMP_NUM_THREADS") != "1"
+        or get("LOCAL_RANK") != "0"
+        or not world.isdecimal()
+    ):
         return
     cores = len(os.sched_getaffinity(0)) // max(int(world), 1)
     if cores > 1 and torch.get_num_threads() == 1:
