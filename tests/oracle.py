@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -15,6 +16,13 @@ STATE_KEYS = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 TORCH_CLASS = {roundpipe_go.Adam: torch.optim.Adam, roundpipe_go.AdamW: torch.optim.AdamW}
+
+
+def ieee_sqrt(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """``torch.sqrt`` correctly rounded, as torch's own is not in some builds."""
+    with numpy.errstate(invalid="ignore"):
+        root = torch.from_numpy(numpy.sqrt(x.detach().contiguous().numpy()))
+    return root if out is None else out.copy_(root)
 
 
 def bits(tensor: Tensor) -> Tensor:

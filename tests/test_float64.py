@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 import roundpipe_go
 from cases import BETAS, SERIAL_BELOW, VARIANTS
 from native import native_steps
-from oracle import Twins, assert_equal_bits, randn_like
+from oracle import Twins, assert_equal_bits, ieee_sqrt, randn_like
 from roundpipe_go import FallbackWarning, _torch_arithmetic
 from roundpipe_go._fallback import DECOUPLED_IN_ADAM
 from roundpipe_go._torch_arithmetic import torch_arithmetic
@@ -297,19 +296,14 @@ def forgotten():
     _torch_arithmetic._detect.cache_clear()
 
 
-def ieee_sqrt(x: Tensor) -> Tensor:
-    with numpy.errstate(invalid="ignore"):
-        return torch.from_numpy(numpy.sqrt(x.detach().contiguous().numpy()))
-
-
 def wrong_at(value: float, sqrt):
     """A square root that is one ulp off for one double, and right for float32."""
 
-    def false_sqrt(x: Tensor) -> Tensor:
-        y = sqrt(x)
+    def false_sqrt(x: Tensor, out: Tensor | None = None) -> Tensor:
+        y = sqrt(x, out=out)
         if x.dtype is not torch.float64:
             return y
-        return torch.where(x == value, (y.view(torch.int64) + 1).view(torch.float64), y)
+        return torch.where(x == value, (y.view(torch.int64) + 1).view(torch.float64), y, out=out)
 
     return false_sqrt
 

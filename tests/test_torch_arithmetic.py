@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
 
 import roundpipe_go
 from cases import VARIANTS
-from oracle import Twins
+from oracle import Twins, ieee_sqrt
 from roundpipe_go import _torch_arithmetic
 from roundpipe_go._torch_arithmetic import torch_arithmetic
 
@@ -30,19 +29,13 @@ def forgotten():
     _torch_arithmetic._detect.cache_clear()
 
 
-def ieee_sqrt(x: Tensor) -> Tensor:
-    """Correctly rounded, unlike torch's own in some builds."""
-    with numpy.errstate(invalid="ignore"):
-        return torch.from_numpy(numpy.sqrt(x.detach().contiguous().numpy()))
-
-
 def wrong_at(pattern: int, sqrt=torch.sqrt):
     """A square root that is one ulp off for the float32 of one bit pattern."""
 
-    def false_sqrt(x: Tensor) -> Tensor:
-        y = sqrt(x)
+    def false_sqrt(x: Tensor, out: Tensor | None = None) -> Tensor:
+        y = sqrt(x, out=out)
         at = x.view(torch.int32) == pattern
-        return torch.where(at, (y.view(torch.int32) + 1).view(torch.float32), y)
+        return torch.where(at, (y.view(torch.int32) + 1).view(torch.float32), y, out=out)
 
     return false_sqrt
 
