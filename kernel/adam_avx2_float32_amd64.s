@@ -26,6 +26,166 @@ TEXT ·adamAVX2_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y1, Y2, Y0, Y0
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
+	VBROADCASTSS 16(DI), Y4
+	VBROADCASTSS 20(DI), Y5
+	VBROADCASTSS 24(DI), Y6
+	XORQ         DI, DI
+	LEAQ         -8(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y7
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Y8
+	VSUBPS      Y8, Y7, Y9
+	VBLENDVPS   Y1, Y7, Y8, Y8
+	VFMADD231PS Y9, Y0, Y8
+	VMOVUPS     Y8, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Y9
+	VMULPS      Y2, Y9, Y9
+	VMULPS      Y3, Y7, Y10
+	VFMADD231PS Y7, Y10, Y9
+	VMOVUPS     Y9, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y9, Y7
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y4, Y7, Y7
+	VADDPS  Y5, Y7, Y7
+	VMOVUPS (AX)(DI*4), Y9
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y6, Y8, Y8
+	VDIVPS  Y7, Y8, Y7
+	VADDPS  Y7, Y9, Y7
+	VMOVUPS Y7, (AX)(DI*4)
+	ADDQ    $0x08, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R8
+	NEGQ       SI
+	VMOVUPS    32(R8)(SI*4), Y7
+	VMASKMOVPS (CX)(DI*4), Y7, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(DI*4), Y7, Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y1
+	VFMADD231PS Y10, Y0, Y1
+	VMASKMOVPS  Y1, Y7, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(DI*4), Y7, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y8, Y2
+	VFMADD231PS Y8, Y2, Y0
+	VMASKMOVPS  Y0, Y7, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y4, Y0, Y0
+	VADDPS     Y5, Y0, Y0
+	VMASKMOVPS (AX)(DI*4), Y7, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y6, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y7, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA absolute<>+0(SB)/4, $0x7fffffff
+DATA absolute<>+4(SB)/4, $0x7fffffff
+DATA absolute<>+8(SB)/4, $0x7fffffff
+DATA absolute<>+12(SB)/4, $0x7fffffff
+DATA absolute<>+16(SB)/4, $0x7fffffff
+DATA absolute<>+20(SB)/4, $0x7fffffff
+DATA absolute<>+24(SB)/4, $0x7fffffff
+DATA absolute<>+28(SB)/4, $0x7fffffff
+GLOBL absolute<>(SB), RODATA|NOPTR, $32
+
+DATA half<>+0(SB)/4, $0x3f000000
+DATA half<>+4(SB)/4, $0x3f000000
+DATA half<>+8(SB)/4, $0x3f000000
+DATA half<>+12(SB)/4, $0x3f000000
+DATA half<>+16(SB)/4, $0x3f000000
+DATA half<>+20(SB)/4, $0x3f000000
+DATA half<>+24(SB)/4, $0x3f000000
+DATA half<>+28(SB)/4, $0x3f000000
+GLOBL half<>(SB), RODATA|NOPTR, $32
+
+DATA minusOne<>+0(SB)/4, $0xbf800000
+DATA minusOne<>+4(SB)/4, $0xbf800000
+DATA minusOne<>+8(SB)/4, $0xbf800000
+DATA minusOne<>+12(SB)/4, $0xbf800000
+DATA minusOne<>+16(SB)/4, $0xbf800000
+DATA minusOne<>+20(SB)/4, $0xbf800000
+DATA minusOne<>+24(SB)/4, $0xbf800000
+DATA minusOne<>+28(SB)/4, $0xbf800000
+GLOBL minusOne<>(SB), RODATA|NOPTR, $32
+
+DATA active<>+0(SB)/4, $0xffffffff
+DATA active<>+4(SB)/4, $0xffffffff
+DATA active<>+8(SB)/4, $0xffffffff
+DATA active<>+12(SB)/4, $0xffffffff
+DATA active<>+16(SB)/4, $0xffffffff
+DATA active<>+20(SB)/4, $0xffffffff
+DATA active<>+24(SB)/4, $0xffffffff
+DATA active<>+28(SB)/4, $0xffffffff
+DATA active<>+32(SB)/4, $0x00000000
+DATA active<>+36(SB)/4, $0x00000000
+DATA active<>+40(SB)/4, $0x00000000
+DATA active<>+44(SB)/4, $0x00000000
+DATA active<>+48(SB)/4, $0x00000000
+DATA active<>+52(SB)/4, $0x00000000
+DATA active<>+56(SB)/4, $0x00000000
+DATA active<>+60(SB)/4, $0x00000000
+GLOBL active<>(SB), RODATA|NOPTR, $64
+
+// func adamAVX2_float32_none_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_none_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(DI), Y2
+	VBROADCASTSS 12(DI), Y3
 	VBROADCASTSS 28(DI), Y4
 	VBROADCASTSS 32(DI), Y5
 	VBROADCASTSS 20(DI), Y6
@@ -119,57 +279,137 @@ done:
 	VZEROUPPER
 	RET
 
-DATA absolute<>+0(SB)/4, $0x7fffffff
-DATA absolute<>+4(SB)/4, $0x7fffffff
-DATA absolute<>+8(SB)/4, $0x7fffffff
-DATA absolute<>+12(SB)/4, $0x7fffffff
-DATA absolute<>+16(SB)/4, $0x7fffffff
-DATA absolute<>+20(SB)/4, $0x7fffffff
-DATA absolute<>+24(SB)/4, $0x7fffffff
-DATA absolute<>+28(SB)/4, $0x7fffffff
-GLOBL absolute<>(SB), RODATA|NOPTR, $32
-
-DATA half<>+0(SB)/4, $0x3f000000
-DATA half<>+4(SB)/4, $0x3f000000
-DATA half<>+8(SB)/4, $0x3f000000
-DATA half<>+12(SB)/4, $0x3f000000
-DATA half<>+16(SB)/4, $0x3f000000
-DATA half<>+20(SB)/4, $0x3f000000
-DATA half<>+24(SB)/4, $0x3f000000
-DATA half<>+28(SB)/4, $0x3f000000
-GLOBL half<>(SB), RODATA|NOPTR, $32
-
-DATA minusOne<>+0(SB)/4, $0xbf800000
-DATA minusOne<>+4(SB)/4, $0xbf800000
-DATA minusOne<>+8(SB)/4, $0xbf800000
-DATA minusOne<>+12(SB)/4, $0xbf800000
-DATA minusOne<>+16(SB)/4, $0xbf800000
-DATA minusOne<>+20(SB)/4, $0xbf800000
-DATA minusOne<>+24(SB)/4, $0xbf800000
-DATA minusOne<>+28(SB)/4, $0xbf800000
-GLOBL minusOne<>(SB), RODATA|NOPTR, $32
-
-DATA active<>+0(SB)/4, $0xffffffff
-DATA active<>+4(SB)/4, $0xffffffff
-DATA active<>+8(SB)/4, $0xffffffff
-DATA active<>+12(SB)/4, $0xffffffff
-DATA active<>+16(SB)/4, $0xffffffff
-DATA active<>+20(SB)/4, $0xffffffff
-DATA active<>+24(SB)/4, $0xffffffff
-DATA active<>+28(SB)/4, $0xffffffff
-DATA active<>+32(SB)/4, $0x00000000
-DATA active<>+36(SB)/4, $0x00000000
-DATA active<>+40(SB)/4, $0x00000000
-DATA active<>+44(SB)/4, $0x00000000
-DATA active<>+48(SB)/4, $0x00000000
-DATA active<>+52(SB)/4, $0x00000000
-DATA active<>+56(SB)/4, $0x00000000
-DATA active<>+60(SB)/4, $0x00000000
-GLOBL active<>(SB), RODATA|NOPTR, $64
-
 // func adamAVX2_float32_none_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(DI), Y2
+	VBROADCASTSS 12(DI), Y3
+	VBROADCASTSS 16(DI), Y4
+	VBROADCASTSS 20(DI), Y5
+	VBROADCASTSS 24(DI), Y6
+	XORQ         DI, DI
+	LEAQ         -8(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y7
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y7, Y7
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Y8
+	VSUBPS      Y8, Y7, Y9
+	VBLENDVPS   Y1, Y7, Y8, Y8
+	VFMADD231PS Y9, Y0, Y8
+	VMOVUPS     Y8, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Y9
+	VMULPS      Y2, Y9, Y9
+	VMULPS      Y3, Y7, Y10
+	VFMADD231PS Y7, Y10, Y9
+	VMOVUPS     Y9, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y9, Y7
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y4, Y7, Y7
+	VADDPS  Y5, Y7, Y7
+	VMOVUPS (AX)(DI*4), Y9
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y6, Y8, Y8
+	VDIVPS  Y7, Y8, Y7
+	VADDPS  Y7, Y9, Y7
+	VMOVUPS Y7, (AX)(DI*4)
+	ADDQ    $0x08, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R8
+	NEGQ       SI
+	VMOVUPS    32(R8)(SI*4), Y7
+	VMASKMOVPS (CX)(DI*4), Y7, Y8
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y8, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(DI*4), Y7, Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y1
+	VFMADD231PS Y10, Y0, Y1
+	VMASKMOVPS  Y1, Y7, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(DI*4), Y7, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y8, Y2
+	VFMADD231PS Y8, Y2, Y0
+	VMASKMOVPS  Y0, Y7, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y4, Y0, Y0
+	VADDPS     Y5, Y0, Y0
+	VMASKMOVPS (AX)(DI*4), Y7, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y6, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y7, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA signBit<>+0(SB)/4, $0x80000000
+DATA signBit<>+4(SB)/4, $0x80000000
+DATA signBit<>+8(SB)/4, $0x80000000
+DATA signBit<>+12(SB)/4, $0x80000000
+DATA signBit<>+16(SB)/4, $0x80000000
+DATA signBit<>+20(SB)/4, $0x80000000
+DATA signBit<>+24(SB)/4, $0x80000000
+DATA signBit<>+28(SB)/4, $0x80000000
+GLOBL signBit<>(SB), RODATA|NOPTR, $32
+
+// func adamAVX2_float32_none_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_none_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -288,19 +528,137 @@ done:
 	VZEROUPPER
 	RET
 
-DATA signBit<>+0(SB)/4, $0x80000000
-DATA signBit<>+4(SB)/4, $0x80000000
-DATA signBit<>+8(SB)/4, $0x80000000
-DATA signBit<>+12(SB)/4, $0x80000000
-DATA signBit<>+16(SB)/4, $0x80000000
-DATA signBit<>+20(SB)/4, $0x80000000
-DATA signBit<>+24(SB)/4, $0x80000000
-DATA signBit<>+28(SB)/4, $0x80000000
-GLOBL signBit<>(SB), RODATA|NOPTR, $32
-
 // func adamAVX2_float32_none_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(R8), Y2
+	VBROADCASTSS 12(R8), Y3
+	VBROADCASTSS 16(R8), Y4
+	VBROADCASTSS 20(R8), Y5
+	VBROADCASTSS 24(R8), Y6
+	XORQ         R8, R8
+	LEAQ         -8(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y7
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Y8
+	VSUBPS      Y8, Y7, Y9
+	VBLENDVPS   Y1, Y7, Y8, Y8
+	VFMADD231PS Y9, Y0, Y8
+	VMOVUPS     Y8, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Y9
+	VMULPS      Y2, Y9, Y9
+	VMULPS      Y3, Y7, Y10
+	VFMADD231PS Y7, Y10, Y9
+	VMOVUPS     Y9, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS (SI)(R8*4), Y7
+	VCMPPS  $0x03, Y9, Y7, Y10
+	VMAXPS  Y9, Y7, Y7
+	VORPS   Y10, Y7, Y7
+	VMOVUPS Y7, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y7, Y7
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y4, Y7, Y7
+	VADDPS  Y5, Y7, Y7
+	VMOVUPS (AX)(R8*4), Y9
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y6, Y8, Y8
+	VDIVPS  Y7, Y8, Y7
+	VADDPS  Y7, Y9, Y7
+	VMOVUPS Y7, (AX)(R8*4)
+	ADDQ    $0x08, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R9
+	NEGQ       DI
+	VMOVUPS    32(R9)(DI*4), Y7
+	VMASKMOVPS (CX)(R8*4), Y7, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(R8*4), Y7, Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y1
+	VFMADD231PS Y10, Y0, Y1
+	VMASKMOVPS  Y1, Y7, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(R8*4), Y7, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y8, Y2
+	VFMADD231PS Y8, Y2, Y0
+	VMASKMOVPS  Y0, Y7, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMASKMOVPS (SI)(R8*4), Y7, Y2
+	VCMPPS     $0x03, Y0, Y2, Y3
+	VMAXPS     Y0, Y2, Y0
+	VORPS      Y3, Y0, Y0
+	VMASKMOVPS Y0, Y7, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y4, Y0, Y0
+	VADDPS     Y5, Y0, Y0
+	VMASKMOVPS (AX)(R8*4), Y7, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y6, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y7, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_none_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_none_amsgrad_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -432,6 +790,140 @@ done:
 // func adamAVX2_float32_none_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(R8), Y2
+	VBROADCASTSS 12(R8), Y3
+	VBROADCASTSS 16(R8), Y4
+	VBROADCASTSS 20(R8), Y5
+	VBROADCASTSS 24(R8), Y6
+	XORQ         R8, R8
+	LEAQ         -8(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y7
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y7, Y7
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Y8
+	VSUBPS      Y8, Y7, Y9
+	VBLENDVPS   Y1, Y7, Y8, Y8
+	VFMADD231PS Y9, Y0, Y8
+	VMOVUPS     Y8, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Y9
+	VMULPS      Y2, Y9, Y9
+	VMULPS      Y3, Y7, Y10
+	VFMADD231PS Y7, Y10, Y9
+	VMOVUPS     Y9, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS (SI)(R8*4), Y7
+	VCMPPS  $0x03, Y9, Y7, Y10
+	VMAXPS  Y9, Y7, Y7
+	VORPS   Y10, Y7, Y7
+	VMOVUPS Y7, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y7, Y7
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y4, Y7, Y7
+	VADDPS  Y5, Y7, Y7
+	VMOVUPS (AX)(R8*4), Y9
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y6, Y8, Y8
+	VDIVPS  Y7, Y8, Y7
+	VADDPS  Y7, Y9, Y7
+	VMOVUPS Y7, (AX)(R8*4)
+	ADDQ    $0x08, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R9
+	NEGQ       DI
+	VMOVUPS    32(R9)(DI*4), Y7
+	VMASKMOVPS (CX)(R8*4), Y7, Y8
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y8, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(R8*4), Y7, Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y1
+	VFMADD231PS Y10, Y0, Y1
+	VMASKMOVPS  Y1, Y7, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(R8*4), Y7, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y8, Y2
+	VFMADD231PS Y8, Y2, Y0
+	VMASKMOVPS  Y0, Y7, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMASKMOVPS (SI)(R8*4), Y7, Y2
+	VCMPPS     $0x03, Y0, Y2, Y3
+	VMAXPS     Y0, Y2, Y0
+	VORPS      Y3, Y0, Y0
+	VMASKMOVPS Y0, Y7, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y4, Y0, Y0
+	VADDPS     Y5, Y0, Y0
+	VMASKMOVPS (AX)(R8*4), Y7, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y6, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y7, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_none_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_none_amsgrad_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -589,6 +1081,127 @@ TEXT ·adamAVX2_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(DI), Y3
 	VBROADCASTSS 12(DI), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
+	XORQ         DI, DI
+	LEAQ         -8(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Y9
+	VFMADD231PS Y0, Y9, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y2, Y8, Y9, Y9
+	VFMADD231PS Y10, Y1, Y9
+	VMOVUPS     Y9, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Y10
+	VMULPS      Y3, Y10, Y10
+	VMULPS      Y4, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y10, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(DI*4), Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(DI*4)
+	ADDQ    $0x08, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R8
+	NEGQ       SI
+	VMOVUPS    32(R8)(SI*4), Y8
+	VMASKMOVPS (CX)(DI*4), Y8, Y9
+
+	// grad = fma(param, decay, grad)
+	VMASKMOVPS  (AX)(DI*4), Y8, Y10
+	VFMADD231PS Y0, Y10, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(DI*4), Y8, Y0
+	VSUBPS      Y0, Y9, Y10
+	VBLENDVPS   Y2, Y9, Y0, Y0
+	VFMADD231PS Y10, Y1, Y0
+	VMASKMOVPS  Y0, Y8, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(DI*4), Y8, Y1
+	VMULPS      Y3, Y1, Y1
+	VMULPS      Y4, Y9, Y2
+	VFMADD231PS Y9, Y2, Y1
+	VMASKMOVPS  Y1, Y8, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y1, Y1
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y1, Y1
+	VADDPS     Y6, Y1, Y1
+	VMASKMOVPS (AX)(DI*4), Y8, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y0, Y0
+	VDIVPS     Y1, Y0, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_l2_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_l2_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS (DI), Y0
+	VBROADCASTSS 4(DI), Y1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y1, Y2
+	VCMPPS       $0x15, half<>+0(SB), Y2, Y2
+	VADDPS       minusOne<>+0(SB), Y1, Y3
+	VBLENDVPS    Y2, Y3, Y1, Y1
+	VBROADCASTSS 8(DI), Y3
+	VBROADCASTSS 12(DI), Y4
 	VBROADCASTSS 28(DI), Y5
 	VBROADCASTSS 32(DI), Y6
 	VBROADCASTSS 20(DI), Y7
@@ -693,6 +1306,133 @@ done:
 // func adamAVX2_float32_l2_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS (DI), Y0
+	VBROADCASTSS 4(DI), Y1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y1, Y2
+	VCMPPS       $0x15, half<>+0(SB), Y2, Y2
+	VADDPS       minusOne<>+0(SB), Y1, Y3
+	VBLENDVPS    Y2, Y3, Y1, Y1
+	VBROADCASTSS 8(DI), Y3
+	VBROADCASTSS 12(DI), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
+	XORQ         DI, DI
+	LEAQ         -8(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y8, Y8
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Y9
+	VFMADD231PS Y0, Y9, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y2, Y8, Y9, Y9
+	VFMADD231PS Y10, Y1, Y9
+	VMOVUPS     Y9, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Y10
+	VMULPS      Y3, Y10, Y10
+	VMULPS      Y4, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y10, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(DI*4), Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(DI*4)
+	ADDQ    $0x08, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R8
+	NEGQ       SI
+	VMOVUPS    32(R8)(SI*4), Y8
+	VMASKMOVPS (CX)(DI*4), Y8, Y9
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y9, Y9
+
+	// grad = fma(param, decay, grad)
+	VMASKMOVPS  (AX)(DI*4), Y8, Y10
+	VFMADD231PS Y0, Y10, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(DI*4), Y8, Y0
+	VSUBPS      Y0, Y9, Y10
+	VBLENDVPS   Y2, Y9, Y0, Y0
+	VFMADD231PS Y10, Y1, Y0
+	VMASKMOVPS  Y0, Y8, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(DI*4), Y8, Y1
+	VMULPS      Y3, Y1, Y1
+	VMULPS      Y4, Y9, Y2
+	VFMADD231PS Y9, Y2, Y1
+	VMASKMOVPS  Y1, Y8, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y1, Y1
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y1, Y1
+	VADDPS     Y6, Y1, Y1
+	VMASKMOVPS (AX)(DI*4), Y8, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y0, Y0
+	VDIVPS     Y1, Y0, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_l2_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_l2_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -844,6 +1584,143 @@ TEXT ·adamAVX2_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDVPS    Y2, Y3, Y1, Y1
 	VBROADCASTSS 8(R8), Y3
 	VBROADCASTSS 12(R8), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
+	XORQ         R8, R8
+	LEAQ         -8(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Y9
+	VFMADD231PS Y0, Y9, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y2, Y8, Y9, Y9
+	VFMADD231PS Y10, Y1, Y9
+	VMOVUPS     Y9, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Y10
+	VMULPS      Y3, Y10, Y10
+	VMULPS      Y4, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS (SI)(R8*4), Y8
+	VCMPPS  $0x03, Y10, Y8, Y11
+	VMAXPS  Y10, Y8, Y8
+	VORPS   Y11, Y8, Y8
+	VMOVUPS Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y8, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(R8*4), Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(R8*4)
+	ADDQ    $0x08, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R9
+	NEGQ       DI
+	VMOVUPS    32(R9)(DI*4), Y8
+	VMASKMOVPS (CX)(R8*4), Y8, Y9
+
+	// grad = fma(param, decay, grad)
+	VMASKMOVPS  (AX)(R8*4), Y8, Y10
+	VFMADD231PS Y0, Y10, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(R8*4), Y8, Y0
+	VSUBPS      Y0, Y9, Y10
+	VBLENDVPS   Y2, Y9, Y0, Y0
+	VFMADD231PS Y10, Y1, Y0
+	VMASKMOVPS  Y0, Y8, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(R8*4), Y8, Y1
+	VMULPS      Y3, Y1, Y1
+	VMULPS      Y4, Y9, Y2
+	VFMADD231PS Y9, Y2, Y1
+	VMASKMOVPS  Y1, Y8, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VCMPPS     $0x03, Y1, Y2, Y3
+	VMAXPS     Y1, Y2, Y1
+	VORPS      Y3, Y1, Y1
+	VMASKMOVPS Y1, Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y1, Y1
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y1, Y1
+	VADDPS     Y6, Y1, Y1
+	VMASKMOVPS (AX)(R8*4), Y8, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y0, Y0
+	VDIVPS     Y1, Y0, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_l2_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_l2_amsgrad_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS (R8), Y0
+	VBROADCASTSS 4(R8), Y1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y1, Y2
+	VCMPPS       $0x15, half<>+0(SB), Y2, Y2
+	VADDPS       minusOne<>+0(SB), Y1, Y3
+	VBLENDVPS    Y2, Y3, Y1, Y1
+	VBROADCASTSS 8(R8), Y3
+	VBROADCASTSS 12(R8), Y4
 	VBROADCASTSS 28(R8), Y5
 	VBROADCASTSS 32(R8), Y6
 	VBROADCASTSS 20(R8), Y7
@@ -963,6 +1840,149 @@ done:
 // func adamAVX2_float32_l2_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS (R8), Y0
+	VBROADCASTSS 4(R8), Y1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y1, Y2
+	VCMPPS       $0x15, half<>+0(SB), Y2, Y2
+	VADDPS       minusOne<>+0(SB), Y1, Y3
+	VBLENDVPS    Y2, Y3, Y1, Y1
+	VBROADCASTSS 8(R8), Y3
+	VBROADCASTSS 12(R8), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
+	XORQ         R8, R8
+	LEAQ         -8(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y8, Y8
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Y9
+	VFMADD231PS Y0, Y9, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y2, Y8, Y9, Y9
+	VFMADD231PS Y10, Y1, Y9
+	VMOVUPS     Y9, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Y10
+	VMULPS      Y3, Y10, Y10
+	VMULPS      Y4, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS (SI)(R8*4), Y8
+	VCMPPS  $0x03, Y10, Y8, Y11
+	VMAXPS  Y10, Y8, Y8
+	VORPS   Y11, Y8, Y8
+	VMOVUPS Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y8, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(R8*4), Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(R8*4)
+	ADDQ    $0x08, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R9
+	NEGQ       DI
+	VMOVUPS    32(R9)(DI*4), Y8
+	VMASKMOVPS (CX)(R8*4), Y8, Y9
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y9, Y9
+
+	// grad = fma(param, decay, grad)
+	VMASKMOVPS  (AX)(R8*4), Y8, Y10
+	VFMADD231PS Y0, Y10, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(R8*4), Y8, Y0
+	VSUBPS      Y0, Y9, Y10
+	VBLENDVPS   Y2, Y9, Y0, Y0
+	VFMADD231PS Y10, Y1, Y0
+	VMASKMOVPS  Y0, Y8, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(R8*4), Y8, Y1
+	VMULPS      Y3, Y1, Y1
+	VMULPS      Y4, Y9, Y2
+	VFMADD231PS Y9, Y2, Y1
+	VMASKMOVPS  Y1, Y8, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VCMPPS     $0x03, Y1, Y2, Y3
+	VMAXPS     Y1, Y2, Y1
+	VORPS      Y3, Y1, Y1
+	VMASKMOVPS Y1, Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y1, Y1
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y1, Y1
+	VADDPS     Y6, Y1, Y1
+	VMASKMOVPS (AX)(R8*4), Y8, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y0, Y0
+	VDIVPS     Y1, Y0, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_l2_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_l2_amsgrad_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -1129,6 +2149,125 @@ TEXT ·adamAVX2_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(DI), Y2
 	VBROADCASTSS 12(DI), Y3
 	VBROADCASTSS (DI), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
+	XORQ         DI, DI
+	LEAQ         -8(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y10, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(DI*4), Y10
+
+	// param = param*decay
+	VMULPS Y4, Y10, Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(DI*4)
+	ADDQ    $0x08, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R8
+	NEGQ       SI
+	VMOVUPS    32(R8)(SI*4), Y8
+	VMASKMOVPS (CX)(DI*4), Y8, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(DI*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(DI*4), Y8, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y0, Y0
+	VADDPS     Y6, Y0, Y0
+	VMASKMOVPS (AX)(DI*4), Y8, Y2
+
+	// param = param*decay
+	VMULPS Y4, Y2, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_decoupled_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_decoupled_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(DI), Y2
+	VBROADCASTSS 12(DI), Y3
+	VBROADCASTSS (DI), Y4
 	VBROADCASTSS 28(DI), Y5
 	VBROADCASTSS 32(DI), Y6
 	VBROADCASTSS 20(DI), Y7
@@ -1231,6 +2370,131 @@ done:
 // func adamAVX2_float32_decoupled_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(DI), Y2
+	VBROADCASTSS 12(DI), Y3
+	VBROADCASTSS (DI), Y4
+	VBROADCASTSS 16(DI), Y5
+	VBROADCASTSS 20(DI), Y6
+	VBROADCASTSS 24(DI), Y7
+	XORQ         DI, DI
+	LEAQ         -8(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Y8
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y8, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y10, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(DI*4), Y10
+
+	// param = param*decay
+	VMULPS Y4, Y10, Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(DI*4)
+	ADDQ    $0x08, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R8
+	NEGQ       SI
+	VMOVUPS    32(R8)(SI*4), Y8
+	VMASKMOVPS (CX)(DI*4), Y8, Y9
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y9, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(DI*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(DI*4), Y8, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y0, Y0
+	VADDPS     Y6, Y0, Y0
+	VMASKMOVPS (AX)(DI*4), Y8, Y2
+
+	// param = param*decay
+	VMULPS Y4, Y2, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_decoupled_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_decoupled_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -1380,6 +2644,141 @@ TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(R8), Y2
 	VBROADCASTSS 12(R8), Y3
 	VBROADCASTSS (R8), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
+	XORQ         R8, R8
+	LEAQ         -8(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS (SI)(R8*4), Y8
+	VCMPPS  $0x03, Y10, Y8, Y11
+	VMAXPS  Y10, Y8, Y8
+	VORPS   Y11, Y8, Y8
+	VMOVUPS Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y8, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(R8*4), Y10
+
+	// param = param*decay
+	VMULPS Y4, Y10, Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(R8*4)
+	ADDQ    $0x08, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R9
+	NEGQ       DI
+	VMOVUPS    32(R9)(DI*4), Y8
+	VMASKMOVPS (CX)(R8*4), Y8, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(R8*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(R8*4), Y8, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VCMPPS     $0x03, Y0, Y2, Y3
+	VMAXPS     Y0, Y2, Y0
+	VORPS      Y3, Y0, Y0
+	VMASKMOVPS Y0, Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y0, Y0
+	VADDPS     Y6, Y0, Y0
+	VMASKMOVPS (AX)(R8*4), Y8, Y2
+
+	// param = param*decay
+	VMULPS Y4, Y2, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_decoupled_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_decoupled_amsgrad_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(R8), Y2
+	VBROADCASTSS 12(R8), Y3
+	VBROADCASTSS (R8), Y4
 	VBROADCASTSS 28(R8), Y5
 	VBROADCASTSS 32(R8), Y6
 	VBROADCASTSS 20(R8), Y7
@@ -1497,6 +2896,147 @@ done:
 // func adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, FMA3, MMX+
 TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Y0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VANDPS       absolute<>+0(SB), Y0, Y1
+	VCMPPS       $0x15, half<>+0(SB), Y1, Y1
+	VADDPS       minusOne<>+0(SB), Y0, Y2
+	VBLENDVPS    Y1, Y2, Y0, Y0
+	VBROADCASTSS 8(R8), Y2
+	VBROADCASTSS 12(R8), Y3
+	VBROADCASTSS (R8), Y4
+	VBROADCASTSS 16(R8), Y5
+	VBROADCASTSS 20(R8), Y6
+	VBROADCASTSS 24(R8), Y7
+	XORQ         R8, R8
+	LEAQ         -8(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Y8
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y8, Y8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Y9
+	VSUBPS      Y9, Y8, Y10
+	VBLENDVPS   Y1, Y8, Y9, Y9
+	VFMADD231PS Y10, Y0, Y9
+	VMOVUPS     Y9, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Y10
+	VMULPS      Y2, Y10, Y10
+	VMULPS      Y3, Y8, Y11
+	VFMADD231PS Y8, Y11, Y10
+	VMOVUPS     Y10, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS (SI)(R8*4), Y8
+	VCMPPS  $0x03, Y10, Y8, Y11
+	VMAXPS  Y10, Y8, Y8
+	VORPS   Y11, Y8, Y8
+	VMOVUPS Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y8, Y8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Y5, Y8, Y8
+	VADDPS  Y6, Y8, Y8
+	VMOVUPS (AX)(R8*4), Y10
+
+	// param = param*decay
+	VMULPS Y4, Y10, Y10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Y7, Y9, Y9
+	VDIVPS  Y8, Y9, Y8
+	VADDPS  Y8, Y10, Y8
+	VMOVUPS Y8, (AX)(R8*4)
+	ADDQ    $0x08, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: a vector that ends n lanes after the first half of the table.
+	LEAQ       active<>+0(SB), R9
+	NEGQ       DI
+	VMOVUPS    32(R9)(DI*4), Y8
+	VMASKMOVPS (CX)(R8*4), Y8, Y9
+
+	// grad = -grad
+	VXORPS signBit<>+0(SB), Y9, Y9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMASKMOVPS  (DX)(R8*4), Y8, Y10
+	VSUBPS      Y10, Y9, Y11
+	VBLENDVPS   Y1, Y9, Y10, Y1
+	VFMADD231PS Y11, Y0, Y1
+	VMASKMOVPS  Y1, Y8, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMASKMOVPS  (BX)(R8*4), Y8, Y0
+	VMULPS      Y2, Y0, Y0
+	VMULPS      Y3, Y9, Y2
+	VFMADD231PS Y9, Y2, Y0
+	VMASKMOVPS  Y0, Y8, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMASKMOVPS (SI)(R8*4), Y8, Y2
+	VCMPPS     $0x03, Y0, Y2, Y3
+	VMAXPS     Y0, Y2, Y0
+	VORPS      Y3, Y0, Y0
+	VMASKMOVPS Y0, Y8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Y0, Y0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS     Y5, Y0, Y0
+	VADDPS     Y6, Y0, Y0
+	VMASKMOVPS (AX)(R8*4), Y8, Y2
+
+	// param = param*decay
+	VMULPS Y4, Y2, Y2
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS     Y7, Y1, Y1
+	VDIVPS     Y0, Y1, Y0
+	VADDPS     Y0, Y2, Y0
+	VMASKMOVPS Y0, Y8, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamAVX2_float32_decoupled_amsgrad_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX

@@ -9,60 +9,120 @@ package kernel
 //go:noescape
 func adamAVX512_float32_none_fma_ieee(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_none_fma_ieee_reciprocal is the update none/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_none_maximize_fma_ieee is the update none_maximize/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_none_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_none_maximize_fma_ieee_reciprocal is the update none_maximize/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_none_amsgrad_fma_ieee is the update none_amsgrad/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_none_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_none_amsgrad_fma_ieee_reciprocal is the update none_amsgrad/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_none_amsgrad_maximize_fma_ieee is the update none_amsgrad_maximize/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_none_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_none_amsgrad_maximize_fma_ieee_reciprocal is the update none_amsgrad_maximize/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_l2_fma_ieee is the update l2/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_fma_ieee(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_l2_fma_ieee_reciprocal is the update l2/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_l2_maximize_fma_ieee is the update l2_maximize/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_l2_maximize_fma_ieee_reciprocal is the update l2_maximize/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_l2_amsgrad_fma_ieee is the update l2_amsgrad/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_l2_amsgrad_fma_ieee_reciprocal is the update l2_amsgrad/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_l2_amsgrad_maximize_fma_ieee is the update l2_amsgrad_maximize/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_l2_amsgrad_maximize_fma_ieee_reciprocal is the update l2_amsgrad_maximize/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_decoupled_fma_ieee is the update decoupled/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_fma_ieee(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_decoupled_fma_ieee_reciprocal is the update decoupled/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_decoupled_maximize_fma_ieee is the update decoupled_maximize/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_decoupled_maximize_fma_ieee_reciprocal is the update decoupled_maximize/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_decoupled_amsgrad_fma_ieee is the update decoupled_amsgrad/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_decoupled_amsgrad_fma_ieee_reciprocal is the update decoupled_amsgrad/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee is the update decoupled_amsgrad_maximize/fma/ieee. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee_reciprocal is the update decoupled_amsgrad_maximize/fma/ieee. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_none_plain_ieee is the update none/plain/ieee. It works like generic.step.
 //
@@ -249,60 +309,120 @@ func adamAVX512_float32_decoupled_amsgrad_maximize_plain_goldschmidt(span Span[f
 //go:noescape
 func adamAVX512_float32_none_fma_newton(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_none_fma_newton_reciprocal is the update none/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_none_maximize_fma_newton is the update none_maximize/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_none_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_none_maximize_fma_newton_reciprocal is the update none_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_none_amsgrad_fma_newton is the update none_amsgrad/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_none_amsgrad_fma_newton(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_none_amsgrad_fma_newton_reciprocal is the update none_amsgrad/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_amsgrad_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_none_amsgrad_maximize_fma_newton is the update none_amsgrad_maximize/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_none_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_none_amsgrad_maximize_fma_newton_reciprocal is the update none_amsgrad_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_none_amsgrad_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_l2_fma_newton is the update l2/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_fma_newton(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_l2_fma_newton_reciprocal is the update l2/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_l2_maximize_fma_newton is the update l2_maximize/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_l2_maximize_fma_newton_reciprocal is the update l2_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_l2_amsgrad_fma_newton is the update l2_amsgrad/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_amsgrad_fma_newton(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_l2_amsgrad_fma_newton_reciprocal is the update l2_amsgrad/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_amsgrad_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_l2_amsgrad_maximize_fma_newton is the update l2_amsgrad_maximize/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_l2_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_l2_amsgrad_maximize_fma_newton_reciprocal is the update l2_amsgrad_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_l2_amsgrad_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_decoupled_fma_newton is the update decoupled/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_fma_newton(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_decoupled_fma_newton_reciprocal is the update decoupled/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_decoupled_maximize_fma_newton is the update decoupled_maximize/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_decoupled_maximize_fma_newton_reciprocal is the update decoupled_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_decoupled_amsgrad_fma_newton is the update decoupled_amsgrad/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_amsgrad_fma_newton(span Span[float32], s *Scalars[float32])
 
+// adamAVX512_float32_decoupled_amsgrad_fma_newton_reciprocal is the update decoupled_amsgrad/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_amsgrad_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+
 // adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton is the update decoupled_amsgrad_maximize/fma/newton. It works like generic.step.
 //
 //go:noescape
 func adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
+
+// adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton_reciprocal is the update decoupled_amsgrad_maximize/fma/newton. It works like generic.step.
+//
+//go:noescape
+func adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
 
 // adamAVX512_float32_none_plain_newton is the update none/plain/newton. It works like generic.step.
 //

@@ -29,6 +29,130 @@ TEXT ·adamAVX512_float32_none_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z1, Z0, K1, Z3
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS 16(DI), Z2
+	VBROADCASTSS 20(DI), Z6
+	VBROADCASTSS 24(DI), Z7
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z9
+	VSUBPS      Z9, Z8, Z10
+	VBLENDMPS   Z8, Z9, K1, Z4
+	VFMADD231PS Z10, Z3, Z4
+	VMOVUPS     Z4, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z9
+	VMULPS      Z0, Z9, Z9
+	VMULPS      Z1, Z8, Z10
+	VFMADD231PS Z8, Z10, Z9
+	VMOVUPS     Z9, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z9, Z8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z2, Z8, Z8
+	VADDPS  Z6, Z8, Z8
+	VMOVUPS (AX)(DI*4), Z9
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z4, Z10
+	VDIVPS  Z8, Z10, Z8
+	VADDPS  Z8, Z9, Z8
+	VMOVUPS Z8, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z8
+	VSUBPS      Z8, Z4, Z9
+	VBLENDMPS   Z4, Z8, K1, Z5
+	VFMADD231PS Z9, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z2, Z0, Z0
+	VADDPS    Z6, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA absolute<>+0(SB)/4, $0x7fffffff
+GLOBL absolute<>(SB), RODATA|NOPTR, $4
+
+DATA half<>+0(SB)/4, $0x3f000000
+GLOBL half<>(SB), RODATA|NOPTR, $4
+
+DATA minusOne<>+0(SB)/4, $0xbf800000
+GLOBL minusOne<>(SB), RODATA|NOPTR, $4
+
+// func adamAVX512_float32_none_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
 	VBROADCASTSS 28(DI), Z2
 	VBROADCASTSS 32(DI), Z6
 	VBROADCASTSS 20(DI), Z7
@@ -122,18 +246,134 @@ done:
 	VZEROUPPER
 	RET
 
-DATA absolute<>+0(SB)/4, $0x7fffffff
-GLOBL absolute<>(SB), RODATA|NOPTR, $4
-
-DATA half<>+0(SB)/4, $0x3f000000
-GLOBL half<>(SB), RODATA|NOPTR, $4
-
-DATA minusOne<>+0(SB)/4, $0xbf800000
-GLOBL minusOne<>(SB), RODATA|NOPTR, $4
-
 // func adamAVX512_float32_none_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS 16(DI), Z3
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z9
+
+	// grad = -grad
+	VPXORD Z0, Z9, Z9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z5
+	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z10
+	VMULPS      Z1, Z10, Z10
+	VMULPS      Z2, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z10, Z9
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z9, Z9
+	VADDPS  Z7, Z9, Z9
+	VMOVUPS (AX)(DI*4), Z10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z9
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z9, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z0, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA signBit<>+0(SB)/4, $0x80000000
+GLOBL signBit<>(SB), RODATA|NOPTR, $4
+
+// func adamAVX512_float32_none_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -256,12 +496,140 @@ done:
 	VZEROUPPER
 	RET
 
-DATA signBit<>+0(SB)/4, $0x80000000
-GLOBL signBit<>(SB), RODATA|NOPTR, $4
-
 // func adamAVX512_float32_none_amsgrad_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS 16(R8), Z2
+	VBROADCASTSS 20(R8), Z6
+	VBROADCASTSS 24(R8), Z7
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z8
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z9
+	VSUBPS      Z9, Z8, Z10
+	VBLENDMPS   Z8, Z9, K1, Z4
+	VFMADD231PS Z10, Z3, Z4
+	VMOVUPS     Z4, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z9
+	VMULPS      Z0, Z9, Z9
+	VMULPS      Z1, Z8, Z10
+	VFMADD231PS Z8, Z10, Z9
+	VMOVUPS     Z9, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z8
+	VCMPPS     $0x03, Z9, Z8, K2
+	VMAXPS     Z9, Z8, Z8
+	VPTERNLOGD $0xff, Z8, Z8, K2, Z8
+	VMOVUPS    Z8, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z8, Z8
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z2, Z8, Z8
+	VADDPS  Z6, Z8, Z8
+	VMOVUPS (AX)(R8*4), Z9
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z4, Z10
+	VDIVPS  Z8, Z10, Z8
+	VADDPS  Z8, Z9, Z8
+	VMOVUPS Z8, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z8
+	VSUBPS      Z8, Z4, Z9
+	VBLENDMPS   Z4, Z8, K1, Z5
+	VFMADD231PS Z9, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z2, Z0, Z0
+	VADDPS    Z6, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z7, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_none_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_amsgrad_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -396,6 +764,144 @@ done:
 // func adamAVX512_float32_none_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 16(R8), Z3
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z9
+
+	// grad = -grad
+	VPXORD Z0, Z9, Z9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z5
+	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z10
+	VMULPS      Z1, Z10, Z10
+	VMULPS      Z2, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z9
+	VCMPPS     $0x03, Z10, Z9, K2
+	VMAXPS     Z10, Z9, Z9
+	VPTERNLOGD $0xff, Z9, Z9, K2, Z9
+	VMOVUPS    Z9, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z9, Z9
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z9, Z9
+	VADDPS  Z7, Z9, Z9
+	VMOVUPS (AX)(R8*4), Z10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z9
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z9, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z0, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_none_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -560,6 +1066,130 @@ TEXT ·adamAVX512_float32_l2_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(DI), Z1
 	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS 16(DI), Z3
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z9
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Z10
+	VFMADD231PS Z0, Z10, Z9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z5
+	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z10
+	VMULPS      Z1, Z10, Z10
+	VMULPS      Z2, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z10, Z9
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z9, Z9
+	VADDPS  Z7, Z9, Z9
+	VMOVUPS (AX)(DI*4), Z10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(DI*4), K2, Z9
+	VFMADD231PS Z0, Z9, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z9
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z9, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z0, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS (DI), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
 	VBROADCASTSS 28(DI), Z3
 	VBROADCASTSS 32(DI), Z7
 	VBROADCASTSS 20(DI), Z8
@@ -664,6 +1294,137 @@ done:
 // func adamAVX512_float32_l2_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (DI), Z1
+	VBROADCASTSS 4(DI), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(DI), Z2
+	VBROADCASTSS 12(DI), Z3
+	VBROADCASTSS 16(DI), Z4
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z10
+
+	// grad = -grad
+	VPXORD Z0, Z10, Z10
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Z11
+	VFMADD231PS Z1, Z11, Z10
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z6
+	VFMADD231PS Z12, Z5, Z6
+	VMOVUPS     Z6, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z11
+	VMULPS      Z2, Z11, Z11
+	VMULPS      Z3, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z11, Z10
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z4, Z10, Z10
+	VADDPS  Z8, Z10, Z10
+	VMOVUPS (AX)(DI*4), Z11
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(DI*4), K2, Z0
+	VFMADD231PS Z1, Z0, Z6
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z6, Z1
+	VBLENDMPS   Z6, Z0, K1, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z2, Z0, Z0
+	VMULPS      Z3, Z6, Z1
+	VFMADD231PS Z6, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z4, Z0, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -822,6 +1583,146 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBLENDMPS    Z2, Z1, K1, Z4
 	VBROADCASTSS 8(R8), Z1
 	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 16(R8), Z3
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z9
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Z10
+	VFMADD231PS Z0, Z10, Z9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z5
+	VFMADD231PS Z11, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z10
+	VMULPS      Z1, Z10, Z10
+	VMULPS      Z2, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z9
+	VCMPPS     $0x03, Z10, Z9, K2
+	VMAXPS     Z10, Z9, Z9
+	VPTERNLOGD $0xff, Z9, Z9, K2, Z9
+	VMOVUPS    Z9, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z9, Z9
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z3, Z9, Z9
+	VADDPS  Z7, Z9, Z9
+	VMOVUPS (AX)(R8*4), Z10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(R8*4), K2, Z9
+	VFMADD231PS Z0, Z9, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z9
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z9, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z3, Z0, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_amsgrad_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS (R8), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
 	VBROADCASTSS 28(R8), Z3
 	VBROADCASTSS 32(R8), Z7
 	VBROADCASTSS 20(R8), Z8
@@ -941,6 +1842,153 @@ done:
 // func adamAVX512_float32_l2_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (R8), Z1
+	VBROADCASTSS 4(R8), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 12(R8), Z3
+	VBROADCASTSS 16(R8), Z4
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z10
+
+	// grad = -grad
+	VPXORD Z0, Z10, Z10
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Z11
+	VFMADD231PS Z1, Z11, Z10
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z6
+	VFMADD231PS Z12, Z5, Z6
+	VMOVUPS     Z6, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z11
+	VMULPS      Z2, Z11, Z11
+	VMULPS      Z3, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z10
+	VCMPPS     $0x03, Z11, Z10, K2
+	VMAXPS     Z11, Z10, Z10
+	VPTERNLOGD $0xff, Z10, Z10, K2, Z10
+	VMOVUPS    Z10, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z10, Z10
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z4, Z10, Z10
+	VADDPS  Z8, Z10, Z10
+	VMOVUPS (AX)(R8*4), Z11
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(R8*4), K2, Z0
+	VFMADD231PS Z1, Z0, Z6
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z6, Z1
+	VBLENDMPS   Z6, Z0, K1, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z2, Z0, Z0
+	VMULPS      Z3, Z6, Z1
+	VFMADD231PS Z6, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z4, Z0, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -1114,6 +2162,128 @@ TEXT ·adamAVX512_float32_decoupled_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(DI), Z0
 	VBROADCASTSS 12(DI), Z1
 	VBROADCASTSS (DI), Z2
+	VBROADCASTSS 16(DI), Z6
+	VBROADCASTSS 20(DI), Z7
+	VBROADCASTSS 24(DI), Z8
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z4
+	VFMADD231PS Z11, Z3, Z4
+	VMOVUPS     Z4, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z10
+	VMULPS      Z0, Z10, Z10
+	VMULPS      Z1, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z10, Z9
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z6, Z9, Z9
+	VADDPS  Z7, Z9, Z9
+	VMOVUPS (AX)(DI*4), Z10
+
+	// param = param*decay
+	VMULPS Z2, Z10, Z10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z4, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z9
+	VSUBPS      Z9, Z4, Z10
+	VBLENDMPS   Z4, Z9, K1, Z5
+	VFMADD231PS Z10, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z6, Z0, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z2, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS (DI), Z2
 	VBROADCASTSS 28(DI), Z6
 	VBROADCASTSS 32(DI), Z7
 	VBROADCASTSS 20(DI), Z8
@@ -1216,6 +2386,135 @@ done:
 // func adamAVX512_float32_decoupled_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS (DI), Z3
+	VBROADCASTSS 16(DI), Z7
+	VBROADCASTSS 20(DI), Z8
+	VBROADCASTSS 24(DI), Z9
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z10
+
+	// grad = -grad
+	VPXORD Z0, Z10, Z10
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z5
+	VFMADD231PS Z12, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z11
+	VMULPS      Z1, Z11, Z11
+	VMULPS      Z2, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z11, Z10
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z7, Z10, Z10
+	VADDPS  Z8, Z10, Z10
+	VMOVUPS (AX)(DI*4), Z11
+
+	// param = param*decay
+	VMULPS Z3, Z11, Z11
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z5, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z10
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z10, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z7, Z0, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z3, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -1372,6 +2671,144 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_ieee(SB), NOSPLIT, $8-128
 	VBROADCASTSS 8(R8), Z0
 	VBROADCASTSS 12(R8), Z1
 	VBROADCASTSS (R8), Z2
+	VBROADCASTSS 16(R8), Z6
+	VBROADCASTSS 20(R8), Z7
+	VBROADCASTSS 24(R8), Z8
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z9
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z10
+	VSUBPS      Z10, Z9, Z11
+	VBLENDMPS   Z9, Z10, K1, Z4
+	VFMADD231PS Z11, Z3, Z4
+	VMOVUPS     Z4, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z10
+	VMULPS      Z0, Z10, Z10
+	VMULPS      Z1, Z9, Z11
+	VFMADD231PS Z9, Z11, Z10
+	VMOVUPS     Z10, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z9
+	VCMPPS     $0x03, Z10, Z9, K2
+	VMAXPS     Z10, Z9, Z9
+	VPTERNLOGD $0xff, Z9, Z9, K2, Z9
+	VMOVUPS    Z9, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z9, Z9
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z6, Z9, Z9
+	VADDPS  Z7, Z9, Z9
+	VMOVUPS (AX)(R8*4), Z10
+
+	// param = param*decay
+	VMULPS Z2, Z10, Z10
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z4, Z11
+	VDIVPS  Z9, Z11, Z9
+	VADDPS  Z9, Z10, Z9
+	VMOVUPS Z9, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z9
+	VSUBPS      Z9, Z4, Z10
+	VBLENDMPS   Z4, Z9, K1, Z5
+	VFMADD231PS Z10, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z6, Z0, Z0
+	VADDPS    Z7, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z2, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z8, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_amsgrad_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS (R8), Z2
 	VBROADCASTSS 28(R8), Z6
 	VBROADCASTSS 32(R8), Z7
 	VBROADCASTSS 20(R8), Z8
@@ -1489,6 +2926,151 @@ done:
 // func adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS (R8), Z3
+	VBROADCASTSS 16(R8), Z7
+	VBROADCASTSS 20(R8), Z8
+	VBROADCASTSS 24(R8), Z9
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z10
+
+	// grad = -grad
+	VPXORD Z0, Z10, Z10
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z11
+	VSUBPS      Z11, Z10, Z12
+	VBLENDMPS   Z10, Z11, K1, Z5
+	VFMADD231PS Z12, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z11
+	VMULPS      Z1, Z11, Z11
+	VMULPS      Z2, Z10, Z12
+	VFMADD231PS Z10, Z12, Z11
+	VMOVUPS     Z11, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z10
+	VCMPPS     $0x03, Z11, Z10, K2
+	VMAXPS     Z11, Z10, Z10
+	VPTERNLOGD $0xff, Z10, Z10, K2, Z10
+	VMOVUPS    Z10, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z10, Z10
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z7, Z10, Z10
+	VADDPS  Z8, Z10, Z10
+	VMOVUPS (AX)(R8*4), Z11
+
+	// param = param*decay
+	VMULPS Z3, Z11, Z11
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z5, Z12
+	VDIVPS  Z10, Z12, Z10
+	VADDPS  Z10, Z11, Z10
+	VMOVUPS Z10, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z10
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z10, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = sqrt(second)
+	VSQRTPS Z0, Z0
+
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z7, Z0, Z0
+	VADDPS    Z8, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z3, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z9, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_ieee_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -7918,6 +9500,212 @@ TEXT ·adamAVX512_float32_none_fma_newton(SB), NOSPLIT, $8-128
 	VBROADCASTSS half<>+0(SB), Z2
 	VBROADCASTSS smallestNewton<>+0(SB), Z6
 	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS 16(DI), Z8
+	VBROADCASTSS 20(DI), Z9
+	VBROADCASTSS 24(DI), Z10
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z11
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z4
+	VFMADD231PS Z13, Z3, Z4
+	VMOVUPS     Z4, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z12
+	VMULPS      Z0, Z12, Z12
+	VMULPS      Z1, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z11
+	VMULPS     Z11, Z12, Z13
+	VMULPS     Z2, Z11, Z14
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z11
+	VFNMADD231PS Z13, Z13, Z11
+	VFMADD231PS  Z14, Z11, Z13
+	VPSUBD       Z6, Z12, Z11
+	VPCMPUD      $0x05, Z7, Z11, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z11
+	VBROADCASTSS scaleUp<>+0(SB), Z14
+	VMULPS       Z14, Z12, Z14
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z2, Z15, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z15, Z14, Z16
+	VMULPS       Z11, Z16, K2, Z13
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z11
+	VPSUBD       Z11, Z12, Z11
+	VBROADCASTSS positiveFinite<>+0(SB), Z14
+	VPCMPUD      $0x05, Z14, Z11, K2
+	VSQRTPS      Z12, K2, Z13
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z8, Z13, Z11
+	VADDPS  Z9, Z11, Z11
+	VMOVUPS (AX)(DI*4), Z12
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z10, Z4, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z11
+	VSUBPS      Z11, Z4, Z12
+	VBLENDMPS   Z4, Z11, K1, Z5
+	VFMADD231PS Z12, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z2, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z8, Z3, Z0
+	VADDPS    Z9, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z10, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA smallestNewton<>+0(SB)/4, $0x0c800000
+GLOBL smallestNewton<>(SB), RODATA|NOPTR, $4
+
+DATA newtonCount<>+0(SB)/4, $0x73000000
+GLOBL newtonCount<>(SB), RODATA|NOPTR, $4
+
+DATA scaleDown<>+0(SB)/4, $0x2f800000
+GLOBL scaleDown<>(SB), RODATA|NOPTR, $4
+
+DATA scaleUp<>+0(SB)/4, $0x5f800000
+GLOBL scaleUp<>(SB), RODATA|NOPTR, $4
+
+DATA smallest<>+0(SB)/4, $0x00000001
+GLOBL smallest<>(SB), RODATA|NOPTR, $4
+
+DATA positiveFinite<>+0(SB)/4, $0x7f7fffff
+GLOBL positiveFinite<>(SB), RODATA|NOPTR, $4
+
+// func adamAVX512_float32_none_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_fma_newton_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
 	VBROADCASTSS 28(DI), Z8
 	VBROADCASTSS 32(DI), Z9
 	VBROADCASTSS 20(DI), Z10
@@ -8081,27 +9869,204 @@ done:
 	VZEROUPPER
 	RET
 
-DATA smallestNewton<>+0(SB)/4, $0x0c800000
-GLOBL smallestNewton<>(SB), RODATA|NOPTR, $4
-
-DATA newtonCount<>+0(SB)/4, $0x73000000
-GLOBL newtonCount<>(SB), RODATA|NOPTR, $4
-
-DATA scaleDown<>+0(SB)/4, $0x2f800000
-GLOBL scaleDown<>(SB), RODATA|NOPTR, $4
-
-DATA scaleUp<>+0(SB)/4, $0x5f800000
-GLOBL scaleUp<>(SB), RODATA|NOPTR, $4
-
-DATA smallest<>+0(SB)/4, $0x00000001
-GLOBL smallest<>(SB), RODATA|NOPTR, $4
-
-DATA positiveFinite<>+0(SB)/4, $0x7f7fffff
-GLOBL positiveFinite<>(SB), RODATA|NOPTR, $4
-
 // func adamAVX512_float32_none_maximize_fma_newton(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
+
+	// grad = -grad
+	VPXORD Z0, Z12, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z3, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z7, Z13, Z12
+	VPCMPUD      $0x05, Z8, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z3, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z3, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_none_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_maximize_fma_newton_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -8326,6 +10291,210 @@ TEXT ·adamAVX512_float32_none_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	VBROADCASTSS half<>+0(SB), Z2
 	VBROADCASTSS smallestNewton<>+0(SB), Z6
 	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS 16(R8), Z8
+	VBROADCASTSS 20(R8), Z9
+	VBROADCASTSS 24(R8), Z10
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z11
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z12
+	VSUBPS      Z12, Z11, Z13
+	VBLENDMPS   Z11, Z12, K1, Z4
+	VFMADD231PS Z13, Z3, Z4
+	VMOVUPS     Z4, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z12
+	VMULPS      Z0, Z12, Z12
+	VMULPS      Z1, Z11, Z13
+	VFMADD231PS Z11, Z13, Z12
+	VMOVUPS     Z12, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z11
+	VCMPPS     $0x03, Z12, Z11, K2
+	VMAXPS     Z12, Z11, Z11
+	VPTERNLOGD $0xff, Z11, Z11, K2, Z11
+	VMOVUPS    Z11, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z11, Z12
+	VMULPS     Z12, Z11, Z13
+	VMULPS     Z2, Z12, Z14
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z11, Z12
+	VFNMADD231PS Z13, Z13, Z12
+	VFMADD231PS  Z14, Z12, Z13
+	VPSUBD       Z6, Z11, Z12
+	VPCMPUD      $0x05, Z7, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z14
+	VMULPS       Z14, Z11, Z14
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z15
+	VMULPS     Z15, Z14, Z16
+	VMULPS     Z2, Z15, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z14
+	VFNMADD231PS Z16, Z16, Z14
+	VFMADD231PS  Z15, Z14, Z16
+	VMULPS       Z12, Z16, K2, Z13
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z11, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z14
+	VPCMPUD      $0x05, Z14, Z12, K2
+	VSQRTPS      Z11, K2, Z13
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z8, Z13, Z11
+	VADDPS  Z9, Z11, Z11
+	VMOVUPS (AX)(R8*4), Z12
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z10, Z4, Z13
+	VDIVPS  Z11, Z13, Z11
+	VADDPS  Z11, Z12, Z11
+	VMOVUPS Z11, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z11
+	VSUBPS      Z11, Z4, Z12
+	VBLENDMPS   Z4, Z11, K1, Z5
+	VFMADD231PS Z12, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z2, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z8, Z3, Z0
+	VADDPS    Z9, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z10, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_none_amsgrad_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_amsgrad_fma_newton_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
 	VBROADCASTSS 28(R8), Z8
 	VBROADCASTSS 32(R8), Z9
 	VBROADCASTSS 20(R8), Z10
@@ -8507,6 +10676,217 @@ done:
 // func adamAVX512_float32_none_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
+
+	// grad = -grad
+	VPXORD Z0, Z12, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z3, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z7, Z12, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z3, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z3, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_none_amsgrad_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_none_amsgrad_maximize_fma_newton_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -8747,6 +11127,203 @@ TEXT ·adamAVX512_float32_l2_fma_newton(SB), NOSPLIT, $8-128
 	VBROADCASTSS half<>+0(SB), Z3
 	VBROADCASTSS smallestNewton<>+0(SB), Z7
 	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Z13
+	VFMADD231PS Z0, Z13, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z3, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z7, Z13, Z12
+	VPCMPUD      $0x05, Z8, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z3, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(DI*4), K2, Z12
+	VFMADD231PS Z0, Z12, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z3, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_fma_newton_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS (DI), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
 	VBROADCASTSS 28(DI), Z9
 	VBROADCASTSS 32(DI), Z10
 	VBROADCASTSS 20(DI), Z11
@@ -8921,6 +11498,210 @@ done:
 // func adamAVX512_float32_l2_maximize_fma_newton(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (DI), Z1
+	VBROADCASTSS 4(DI), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(DI), Z2
+	VBROADCASTSS 12(DI), Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VBROADCASTSS smallestNewton<>+0(SB), Z8
+	VBROADCASTSS newtonCount<>+0(SB), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(DI*4), Z14
+	VFMADD231PS Z1, Z14, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z6
+	VFMADD231PS Z15, Z5, Z6
+	VMOVUPS     Z6, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z14
+	VMULPS      Z2, Z14, Z14
+	VMULPS      Z3, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z13
+	VMULPS     Z13, Z14, Z15
+	VMULPS     Z4, Z13, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z13
+	VFNMADD231PS Z15, Z15, Z13
+	VFMADD231PS  Z16, Z13, Z15
+	VPSUBD       Z8, Z14, Z13
+	VPCMPUD      $0x05, Z9, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z14, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z4, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z13, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z14, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z13, K2
+	VSQRTPS      Z14, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
+	VMOVUPS (AX)(DI*4), Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z6, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(DI*4), K2, Z0
+	VFMADD231PS Z1, Z0, Z6
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z6, Z1
+	VBLENDMPS   Z6, Z0, K1, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z2, Z0, Z0
+	VMULPS      Z3, Z6, Z1
+	VFMADD231PS Z6, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z4, Z1, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z3, Z1, Z2
+	VPSUBD       Z8, Z0, Z1
+	VPCMPUD      $0x05, Z9, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z3
+	VMULPS       Z3, Z0, Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z5
+	VMULPS     Z5, Z3, Z6
+	VMULPS     Z4, Z5, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z3
+	VFNMADD231PS Z6, Z6, Z3
+	VFMADD231PS  Z4, Z3, Z6
+	VMULPS       Z1, Z6, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_maximize_fma_newton_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -9155,6 +11936,219 @@ TEXT ·adamAVX512_float32_l2_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	VBROADCASTSS half<>+0(SB), Z3
 	VBROADCASTSS smallestNewton<>+0(SB), Z7
 	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Z13
+	VFMADD231PS Z0, Z13, Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z5
+	VFMADD231PS Z14, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z13
+	VMULPS      Z1, Z13, Z13
+	VMULPS      Z2, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z3, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z7, Z12, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z3, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z5, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(R8*4), K2, Z12
+	VFMADD231PS Z0, Z12, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z12
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z12, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z3, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z9, Z2, Z0
+	VADDPS    Z10, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_amsgrad_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_amsgrad_fma_newton_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS (R8), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
 	VBROADCASTSS 28(R8), Z9
 	VBROADCASTSS 32(R8), Z10
 	VBROADCASTSS 20(R8), Z11
@@ -9344,6 +12338,226 @@ done:
 // func adamAVX512_float32_l2_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS (R8), Z1
+	VBROADCASTSS 4(R8), Z2
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z3
+	VPANDD       Z3, Z2, Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VCMPPS       $0x15, Z4, Z3, K1
+	VBROADCASTSS minusOne<>+0(SB), Z3
+	VADDPS       Z3, Z2, Z3
+	VBLENDMPS    Z3, Z2, K1, Z5
+	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 12(R8), Z3
+	VBROADCASTSS half<>+0(SB), Z4
+	VBROADCASTSS smallestNewton<>+0(SB), Z8
+	VBROADCASTSS newtonCount<>+0(SB), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS     (AX)(R8*4), Z14
+	VFMADD231PS Z1, Z14, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z6
+	VFMADD231PS Z15, Z5, Z6
+	VMOVUPS     Z6, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z14
+	VMULPS      Z2, Z14, Z14
+	VMULPS      Z3, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z4, Z14, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z8, Z13, Z14
+	VPCMPUD      $0x05, Z9, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z4, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
+	VMOVUPS (AX)(R8*4), Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z6, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z6
+
+	// grad = -grad
+	VPXORD Z0, Z6, Z6
+
+	// grad = fma(param, decay, grad)
+	VMOVUPS.Z   (AX)(R8*4), K2, Z0
+	VFMADD231PS Z1, Z0, Z6
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z6, Z1
+	VBLENDMPS   Z6, Z0, K1, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z2, Z0, Z0
+	VMULPS      Z3, Z6, Z1
+	VFMADD231PS Z6, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z4, Z1, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z3, Z1, Z2
+	VPSUBD       Z8, Z0, Z1
+	VPCMPUD      $0x05, Z9, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z3
+	VMULPS       Z3, Z0, Z3
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z3, Z5
+	VMULPS     Z5, Z3, Z6
+	VMULPS     Z4, Z5, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z3, Z3
+	VFNMADD231PS Z6, Z6, Z3
+	VFMADD231PS  Z4, Z3, Z6
+	VMULPS       Z1, Z6, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z7, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_l2_amsgrad_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_l2_amsgrad_maximize_fma_newton_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -9593,6 +12807,201 @@ TEXT ·adamAVX512_float32_decoupled_fma_newton(SB), NOSPLIT, $8-128
 	VBROADCASTSS smallestNewton<>+0(SB), Z6
 	VBROADCASTSS newtonCount<>+0(SB), Z7
 	VBROADCASTSS (DI), Z8
+	VBROADCASTSS 16(DI), Z9
+	VBROADCASTSS 20(DI), Z10
+	VBROADCASTSS 24(DI), Z11
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z4
+	VFMADD231PS Z14, Z3, Z4
+	VMOVUPS     Z4, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z13
+	VMULPS      Z0, Z13, Z13
+	VMULPS      Z1, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z12
+	VMULPS     Z12, Z13, Z14
+	VMULPS     Z2, Z12, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z12
+	VFNMADD231PS Z14, Z14, Z12
+	VFMADD231PS  Z15, Z12, Z14
+	VPSUBD       Z6, Z13, Z12
+	VPCMPUD      $0x05, Z7, Z12, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z12
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z13, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z2, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z12, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z12
+	VPSUBD       Z12, Z13, Z12
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z12, K2
+	VSQRTPS      Z13, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
+	VMOVUPS (AX)(DI*4), Z13
+
+	// param = param*decay
+	VMULPS Z8, Z13, Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z12
+	VSUBPS      Z12, Z4, Z13
+	VBLENDMPS   Z4, Z12, K1, Z5
+	VFMADD231PS Z13, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z2, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z9, Z3, Z0
+	VADDPS    Z10, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z8, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_fma_newton_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS 4(DI), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(DI), Z0
+	VBROADCASTSS 12(DI), Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS (DI), Z8
 	VBROADCASTSS 28(DI), Z9
 	VBROADCASTSS 32(DI), Z10
 	VBROADCASTSS 20(DI), Z11
@@ -9765,6 +13174,208 @@ done:
 // func adamAVX512_float32_decoupled_maximize_fma_newton(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_Param_len+8(FP), SI
+	MOVQ s+120(FP), DI
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(DI)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(DI), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(DI), Z1
+	VBROADCASTSS 12(DI), Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS (DI), Z9
+	VBROADCASTSS 16(DI), Z10
+	VBROADCASTSS 20(DI), Z11
+	VBROADCASTSS 24(DI), Z12
+	XORQ         DI, DI
+	LEAQ         -16(SI), R8
+
+body:
+	CMPQ DI, R8
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(DI*4)
+	PREFETCHT0 2048(DX)(DI*4)
+	PREFETCHT0 2048(BX)(DI*4)
+	PREFETCHT0 2048(AX)(DI*4)
+	VMOVUPS    (CX)(DI*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(DI*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
+	VMOVUPS     Z5, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(DI*4), Z14
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z14, Z13
+	VMULPS     Z13, Z14, Z15
+	VMULPS     Z3, Z13, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z14, Z13
+	VFNMADD231PS Z15, Z15, Z13
+	VFMADD231PS  Z16, Z13, Z15
+	VPSUBD       Z7, Z14, Z13
+	VPCMPUD      $0x05, Z8, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z14, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z3, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z13, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z14, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z13, K2
+	VSQRTPS      Z14, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
+	VMOVUPS (AX)(DI*4), Z14
+
+	// param = param*decay
+	VMULPS Z9, Z14, Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(DI*4)
+	ADDQ    $0x10, DI
+	JMP     body
+
+tail:
+	SUBQ DI, SI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R8
+	BZHIL     SI, R8, R8
+	KMOVW     R8, K2
+	VMOVUPS.Z (CX)(DI*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(DI*4), K2, Z0
+	VSUBPS      Z0, Z5, Z13
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z13, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(DI*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(DI*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(DI*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z3, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
+	VMOVUPS.Z (AX)(DI*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z9, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(DI*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_maximize_fma_newton_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX
@@ -9997,6 +13608,217 @@ TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_newton(SB), NOSPLIT, $8-128
 	VBROADCASTSS smallestNewton<>+0(SB), Z6
 	VBROADCASTSS newtonCount<>+0(SB), Z7
 	VBROADCASTSS (R8), Z8
+	VBROADCASTSS 16(R8), Z9
+	VBROADCASTSS 20(R8), Z10
+	VBROADCASTSS 24(R8), Z11
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z12
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z13
+	VSUBPS      Z13, Z12, Z14
+	VBLENDMPS   Z12, Z13, K1, Z4
+	VFMADD231PS Z14, Z3, Z4
+	VMOVUPS     Z4, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z13
+	VMULPS      Z0, Z13, Z13
+	VMULPS      Z1, Z12, Z14
+	VFMADD231PS Z12, Z14, Z13
+	VMOVUPS     Z13, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z12
+	VCMPPS     $0x03, Z13, Z12, K2
+	VMAXPS     Z13, Z12, Z12
+	VPTERNLOGD $0xff, Z12, Z12, K2, Z12
+	VMOVUPS    Z12, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z12, Z13
+	VMULPS     Z13, Z12, Z14
+	VMULPS     Z2, Z13, Z15
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z12, Z13
+	VFNMADD231PS Z14, Z14, Z13
+	VFMADD231PS  Z15, Z13, Z14
+	VPSUBD       Z6, Z12, Z13
+	VPCMPUD      $0x05, Z7, Z13, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z13
+	VBROADCASTSS scaleUp<>+0(SB), Z15
+	VMULPS       Z15, Z12, Z15
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z15, Z16
+	VMULPS     Z16, Z15, Z17
+	VMULPS     Z2, Z16, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z17, Z17, Z15
+	VFMADD231PS  Z16, Z15, Z17
+	VMULPS       Z13, Z17, K2, Z14
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z13
+	VPSUBD       Z13, Z12, Z13
+	VBROADCASTSS positiveFinite<>+0(SB), Z15
+	VPCMPUD      $0x05, Z15, Z13, K2
+	VSQRTPS      Z12, K2, Z14
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z9, Z14, Z12
+	VADDPS  Z10, Z12, Z12
+	VMOVUPS (AX)(R8*4), Z13
+
+	// param = param*decay
+	VMULPS Z8, Z13, Z13
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z4, Z14
+	VDIVPS  Z12, Z14, Z12
+	VADDPS  Z12, Z13, Z12
+	VMOVUPS Z12, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z4
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z12
+	VSUBPS      Z12, Z4, Z13
+	VBLENDMPS   Z4, Z12, K1, Z5
+	VFMADD231PS Z13, Z3, Z5
+	VMOVUPS     Z5, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z3
+	VMULPS      Z0, Z3, Z0
+	VMULPS      Z1, Z4, Z1
+	VFMADD231PS Z4, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z3
+	VMULPS     Z2, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z3, Z3, Z1
+	VFMADD231PS  Z4, Z1, Z3
+	VPSUBD       Z6, Z0, Z1
+	VPCMPUD      $0x05, Z7, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z6
+	VMULPS     Z6, Z4, Z7
+	VMULPS     Z2, Z6, Z2
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z2, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z3
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z2
+	VPCMPUD      $0x05, Z2, Z1, K1
+	VSQRTPS      Z0, K1, Z3
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z9, Z3, Z0
+	VADDPS    Z10, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z8, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z11, Z5, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_amsgrad_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_amsgrad_fma_newton_reciprocal(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS 4(R8), Z0
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z1
+	VPANDD       Z1, Z0, Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VCMPPS       $0x15, Z2, Z1, K1
+	VBROADCASTSS minusOne<>+0(SB), Z1
+	VADDPS       Z1, Z0, Z1
+	VBLENDMPS    Z1, Z0, K1, Z3
+	VBROADCASTSS 8(R8), Z0
+	VBROADCASTSS 12(R8), Z1
+	VBROADCASTSS half<>+0(SB), Z2
+	VBROADCASTSS smallestNewton<>+0(SB), Z6
+	VBROADCASTSS newtonCount<>+0(SB), Z7
+	VBROADCASTSS (R8), Z8
 	VBROADCASTSS 28(R8), Z9
 	VBROADCASTSS 32(R8), Z10
 	VBROADCASTSS 20(R8), Z11
@@ -10184,6 +14006,224 @@ done:
 // func adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton(span Span[float32], s *Scalars[float32])
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton(SB), NOSPLIT, $8-128
+	MOVQ span_Param_base+0(FP), AX
+	MOVQ span_Grad_base+24(FP), CX
+	MOVQ span_ExpAvg_base+48(FP), DX
+	MOVQ span_ExpAvgSq_base+72(FP), BX
+	MOVQ span_MaxExpAvgSq_base+96(FP), SI
+	MOVQ span_Param_len+8(FP), DI
+	MOVQ s+120(FP), R8
+
+	// Round as the caller says.
+	VSTMXCSR     (SP)
+	VLDMXCSR     36(R8)
+	VBROADCASTSS signBit<>+0(SB), Z0
+	VBROADCASTSS 4(R8), Z1
+
+	// weight = weight-1 unless |weight| < 0.5
+	VBROADCASTSS absolute<>+0(SB), Z2
+	VPANDD       Z2, Z1, Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VCMPPS       $0x15, Z3, Z2, K1
+	VBROADCASTSS minusOne<>+0(SB), Z2
+	VADDPS       Z2, Z1, Z2
+	VBLENDMPS    Z2, Z1, K1, Z4
+	VBROADCASTSS 8(R8), Z1
+	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS half<>+0(SB), Z3
+	VBROADCASTSS smallestNewton<>+0(SB), Z7
+	VBROADCASTSS newtonCount<>+0(SB), Z8
+	VBROADCASTSS (R8), Z9
+	VBROADCASTSS 16(R8), Z10
+	VBROADCASTSS 20(R8), Z11
+	VBROADCASTSS 24(R8), Z12
+	XORQ         R8, R8
+	LEAQ         -16(DI), R9
+
+body:
+	CMPQ R8, R9
+	JGT  tail
+
+	// Ask for memory ahead.
+	PREFETCHT0 2048(CX)(R8*4)
+	PREFETCHT0 2048(DX)(R8*4)
+	PREFETCHT0 2048(BX)(R8*4)
+	PREFETCHT0 2048(SI)(R8*4)
+	PREFETCHT0 2048(AX)(R8*4)
+	VMOVUPS    (CX)(R8*4), Z13
+
+	// grad = -grad
+	VPXORD Z0, Z13, Z13
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS     (DX)(R8*4), Z14
+	VSUBPS      Z14, Z13, Z15
+	VBLENDMPS   Z13, Z14, K1, Z5
+	VFMADD231PS Z15, Z4, Z5
+	VMOVUPS     Z5, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS     (BX)(R8*4), Z14
+	VMULPS      Z1, Z14, Z14
+	VMULPS      Z2, Z13, Z15
+	VFMADD231PS Z13, Z15, Z14
+	VMOVUPS     Z14, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS    (SI)(R8*4), Z13
+	VCMPPS     $0x03, Z14, Z13, K2
+	VMAXPS     Z14, Z13, Z13
+	VPTERNLOGD $0xff, Z13, Z13, K2, Z13
+	VMOVUPS    Z13, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z13, Z14
+	VMULPS     Z14, Z13, Z15
+	VMULPS     Z3, Z14, Z16
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z13, Z14
+	VFNMADD231PS Z15, Z15, Z14
+	VFMADD231PS  Z16, Z14, Z15
+	VPSUBD       Z7, Z13, Z14
+	VPCMPUD      $0x05, Z8, Z14, K2
+	KORTESTW     K2, K2
+	JEQ          ordinary_body
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z14
+	VBROADCASTSS scaleUp<>+0(SB), Z16
+	VMULPS       Z16, Z13, Z16
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z16, Z17
+	VMULPS     Z17, Z16, Z18
+	VMULPS     Z3, Z17, Z17
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z18, Z18, Z16
+	VFMADD231PS  Z17, Z16, Z18
+	VMULPS       Z14, Z18, K2, Z15
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z14
+	VPSUBD       Z14, Z13, Z14
+	VBROADCASTSS positiveFinite<>+0(SB), Z16
+	VPCMPUD      $0x05, Z16, Z14, K2
+	VSQRTPS      Z13, K2, Z15
+
+ordinary_body:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS  Z10, Z15, Z13
+	VADDPS  Z11, Z13, Z13
+	VMOVUPS (AX)(R8*4), Z14
+
+	// param = param*decay
+	VMULPS Z9, Z14, Z14
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z5, Z15
+	VDIVPS  Z13, Z15, Z13
+	VADDPS  Z13, Z14, Z13
+	VMOVUPS Z13, (AX)(R8*4)
+	ADDQ    $0x10, R8
+	JMP     body
+
+tail:
+	SUBQ R8, DI
+	JEQ  done
+
+	// The first n lanes: ones below bit n.
+	MOVL      $0x0000ffff, R9
+	BZHIL     DI, R9, R9
+	KMOVW     R9, K2
+	VMOVUPS.Z (CX)(R8*4), K2, Z5
+
+	// grad = -grad
+	VPXORD Z0, Z5, Z5
+
+	// exp_avg = fma(weight, (grad-exp_avg), (exp_avg or grad))
+	VMOVUPS.Z   (DX)(R8*4), K2, Z0
+	VSUBPS      Z0, Z5, Z13
+	VBLENDMPS   Z5, Z0, K1, Z6
+	VFMADD231PS Z13, Z4, Z6
+	VMOVUPS     Z6, K2, (DX)(R8*4)
+
+	// exp_avg_sq = fma(((1-beta2)*grad), grad, exp_avg_sq*beta2)
+	VMOVUPS.Z   (BX)(R8*4), K2, Z0
+	VMULPS      Z1, Z0, Z0
+	VMULPS      Z2, Z5, Z1
+	VFMADD231PS Z5, Z1, Z0
+	VMOVUPS     Z0, K2, (BX)(R8*4)
+
+	// max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+	VMOVUPS.Z  (SI)(R8*4), K2, Z1
+	VCMPPS     $0x03, Z0, Z1, K1
+	VMAXPS     Z0, Z1, Z0
+	VPTERNLOGD $0xff, Z0, Z0, K1, Z0
+	VMOVUPS    Z0, K2, (SI)(R8*4)
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z0, Z1
+	VMULPS     Z1, Z0, Z2
+	VMULPS     Z3, Z1, Z4
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z0, Z1
+	VFNMADD231PS Z2, Z2, Z1
+	VFMADD231PS  Z4, Z1, Z2
+	VPSUBD       Z7, Z0, Z1
+	VPCMPUD      $0x05, Z8, Z1, K1
+	KORTESTW     K1, K1
+	JEQ          ordinary_tail
+
+	// small lanes: root = newton(x*2^64)*2^-32
+	VBROADCASTSS scaleDown<>+0(SB), Z1
+	VBROADCASTSS scaleUp<>+0(SB), Z4
+	VMULPS       Z4, Z0, Z4
+
+	// root = x*y and h = y/2, where y is nearly 1/sqrt(x) and x is the second moment
+	VRSQRT14PS Z4, Z5
+	VMULPS     Z5, Z4, Z7
+	VMULPS     Z3, Z5, Z3
+
+	// root = fma(fma(-root, root, x), h, root)
+	VMOVAPS      Z4, Z4
+	VFNMADD231PS Z7, Z7, Z4
+	VFMADD231PS  Z3, Z4, Z7
+	VMULPS       Z1, Z7, K1, Z2
+
+	// lanes of zero, negatives, Inf and NaN: root = sqrt(x)
+	VBROADCASTSS smallest<>+0(SB), Z1
+	VPSUBD       Z1, Z0, Z1
+	VBROADCASTSS positiveFinite<>+0(SB), Z3
+	VPCMPUD      $0x05, Z3, Z1, K1
+	VSQRTPS      Z0, K1, Z2
+
+ordinary_tail:
+	// denom = root/bias_correction2_sqrt + eps
+	VDIVPS    Z10, Z2, Z0
+	VADDPS    Z11, Z0, Z0
+	VMOVUPS.Z (AX)(R8*4), K2, Z1
+
+	// param = param*decay
+	VMULPS Z9, Z1, Z1
+
+	// param = param + (-step_size*exp_avg)/denom
+	VMULPS  Z12, Z6, Z2
+	VDIVPS  Z0, Z2, Z0
+	VADDPS  Z0, Z1, Z0
+	VMOVUPS Z0, K2, (AX)(R8*4)
+
+done:
+	VLDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton_reciprocal(span Span[float32], s *Scalars[float32])
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamAVX512_float32_decoupled_amsgrad_maximize_fma_newton_reciprocal(SB), NOSPLIT, $8-128
 	MOVQ span_Param_base+0(FP), AX
 	MOVQ span_Grad_base+24(FP), CX
 	MOVQ span_ExpAvg_base+48(FP), DX

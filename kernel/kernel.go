@@ -37,7 +37,7 @@ func (s Span[T]) slice(begin, end int) Span[T] {
 	return part
 }
 
-// TileLen, in elements, is how much of a span a kernel in stages takes at a time: its six arrays, of 4 KiB for float32, stay in a
+// TileLen, in elements, is how much of a span a Library kernel takes at a time: its six arrays, of 4 KiB for float32, stay in a
 // first-level cache, of float64 in a second-level one, and the call costs little in comparison.
 const TileLen = 1024
 
@@ -54,11 +54,12 @@ type spanFunc[T Float] func(span Span[T], s *Scalars[T])
 // An updateFunc is the second stage: param, by the square roots in root. The span has at most TileLen elements.
 type updateFunc[T Float] func(span Span[T], root *Tile[T], s *Scalars[T])
 
-// stages are the functions that make up a kernel: step, or, around a square root, moments and update.
+// stages are the functions that make up a kernel: step, or, around a Library square root, moments and update. Where Multiplies says
+// so there is also reciprocal, which is step with multiplications by Scalars.Reciprocal in the place of a division.
 type stages[T Float] struct {
-	step    spanFunc[T]
-	moments spanFunc[T]
-	update  updateFunc[T]
+	step, reciprocal spanFunc[T]
+	moments          spanFunc[T]
+	update           updateFunc[T]
 }
 
 // A sqrtFunc sets y[i] = sqrt(x[i]) under a control word.
@@ -67,10 +68,9 @@ type sqrtFunc[T Float] func(y, x []T, mxcsr uint32)
 // Kernel is one variant on one backend, for elements T.
 type Kernel[T Float] struct {
 	stages[T]
-	root       sqrtFunc[T] // between moments and update
-	multiplies bool        // step needs Scalars.Reciprocal and rounding to nearest; else moments and update have to do
-	amsgrad    bool
-	assembly   bool
+	library  LibrarySquareRoot[T]
+	amsgrad  bool
+	assembly bool
 }
 
 // Lookup finds the kernel of a variant on a backend. A caller does so once for many spans. The library function is nil unless
@@ -86,30 +86,28 @@ func Lookup[T Float](b Backend, v Variant, library LibrarySquareRoot[T]) (Kernel
 	}
 	k := Kernel[T]{amsgrad: v.AMSGrad, assembly: b != Generic}
 	if v.SquareRoot == Library {
-		k.root = func(y, x []T, _ uint32) { library(y, x) }
+		k.library = library
 	}
 	if b == Generic {
 		k.stages = genericStages[T](v)
-		return k, nil
-	}
-	k.stages = assemblyStages[T](b, v)
-	if Multiplies[T](b, v) {
-		k.multiplies = true
-		k.root = assemblySqrt[T](b, v.SquareRoot)
-		v.SquareRoot = Library
-		around := assemblyStages[T](b, v)
-		k.moments, k.update = around.moments, around.update
+	} else {
+		k.stages = assemblyStages[T](b, v)
 	}
 	return k, nil
 }
 
-// Step updates a span in place, by the algorithm in the package's documentation. It allocates nothing.
+// Step updates a span in place, by the algorithm in the package's documentation. It allocates nothing. The tile may be nil
+// unless the square root is Library.
 func (k *Kernel[T]) Step(span Span[T], s *Scalars[T], tile *Tile[T]) {
 	if k.assembly {
 		markSpan(span)
 	}
-	if k.step != nil && (!k.multiplies || s.Reciprocal != 0 && s.MXCSR&roundingMask == 0) {
-		k.step(span, s)
+	if k.library == nil {
+		if k.reciprocal != nil && s.Reciprocal != 0 && s.MXCSR&roundingMask == 0 {
+			k.reciprocal(span, s)
+		} else {
+			k.step(span, s)
+		}
 		return
 	}
 	for begin, n := 0, len(span.Param); begin < n; begin += TileLen {
@@ -119,7 +117,7 @@ func (k *Kernel[T]) Step(span Span[T], s *Scalars[T], tile *Tile[T]) {
 			second = part.MaxExpAvgSq
 		}
 		k.moments(part, s)
-		k.root(tile[:len(second)], second, s.MXCSR)
+		k.library(tile[:len(second)], second)
 		k.update(part, tile, s)
 	}
 }

@@ -16,8 +16,8 @@ import "math"
 // zero; h*2^-40 takes its place, too small to change x*h, which is exact. As nothing underflows, c and x may be thought scaled to
 // [1, 2): c = C*2^-23 and x = X*2^-23 with integers of 24 bits.
 //
-// The sum x*h + x*l differs from x/c before its last rounding, by less than x*2^-49 (the rounding of l) + 2^-48 (that of x*l). The
-// two round apart only if a midpoint of two floats, M*2^-25 or (from 1 on) M*2^-24 with an odd M of 25 bits, is within that
+// The sum x*h + x*l differs from x/c before its last rounding, by less than x*(2^-49 + 2^-77), for the roundings of l, + 2^-48, for
+// that of x*l. The two round apart only if a midpoint of two floats, M*2^-25 or (from 1 on) M*2^-24 with an odd M of 25 bits, is within that
 // distance of x/c. Multiplied by c and by a power of two that reads, with an integer j that cannot be zero,
 //
 //	M*C = X*2^25 + j, |j| < 4   where x < c
@@ -32,7 +32,8 @@ func (s *Scalars[T]) Invert() {
 		return
 	}
 	h, l := reciprocal(c)
-	for _, x := range doubtful(uint64(math.Float32bits(c)&(1<<23-1) | 1<<23)) {
+	some, num := doubtful(uint64(math.Float32bits(c)&(1<<23-1) | 1<<23))
+	for _, x := range some[:num] {
 		if x := float32(x); fusedMultiplyAdd32(x, h, x*l) != x/c {
 			return
 		}
@@ -54,8 +55,7 @@ func reciprocal(c float32) (h, l float32) {
 }
 
 // doubtful has every X of 24 bits whose quotient by C is so near to a midpoint; others may be among them.
-func doubtful(C uint64) []uint64 {
-	found := make([]uint64, 0, 8)
+func doubtful(C uint64) (found [8]uint64, num int) {
 	solve := func(C uint64, j int64, shift int) {
 		if C%2 == 0 && j%2 == 0 {
 			C, j, shift = C/2, j/2, shift-1
@@ -66,7 +66,8 @@ func doubtful(C uint64) []uint64 {
 		M := uint64(j)*inverse(C)&(1<<shift-1) | 1<<24
 		X := (M*C - uint64(j)) >> shift
 		if X>>23 == 1 {
-			found = append(found, X)
+			found[num] = X
+			num++
 		}
 	}
 	for _, j := range [...]int64{-3, -2, -1, 1, 2, 3} {
@@ -74,7 +75,7 @@ func doubtful(C uint64) []uint64 {
 	}
 	solve(C, -1, 24)
 	solve(C, 1, 24)
-	return found
+	return found, num
 }
 
 // inverse is the number whose product with an odd C is 1 modulo 2^64, by Newton's method: it has 3 bits at first, then twice as many.

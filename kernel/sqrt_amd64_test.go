@@ -113,7 +113,7 @@ func TestEstimatedStepFollowsControlWord(t *testing.T) {
 				ref, err := Lookup(Generic, around, func(y, x []float32) { assemblySqrt[float32](b, v.SquareRoot)(y, x, word) })
 				require.NoError(t, err)
 				got, want := forVariant(clone(span), v), forVariant(clone(span), v)
-				k.Step(got, &s, new(Tile[float32]))
+				k.Step(got, &s, nil)
 				ref.Step(want, &s, new(Tile[float32]))
 				sameSpan(t, fmt.Sprintf("%v/%v/mxcsr=%04x", b, v, word), got, want)
 			}

@@ -56,11 +56,11 @@ func Has[T Float](b Backend, r SquareRoot) bool {
 	return true
 }
 
-// Multiplies reports whether the kernel of v on backend b multiplies by Scalars.Reciprocal where others divide. It takes an FMA;
-// around Goldschmidt's many multiplications a division costs nothing.
+// Multiplies reports whether v has a kernel on backend b that multiplies by Scalars.Reciprocal. That takes an FMA; among
+// Goldschmidt's many multiplications a division costs nothing.
 func Multiplies[T Float](b Backend, v Variant) bool {
 	_, single := any(*new(T)).(float32)
-	return single && b != Generic && v.Arithmetic == FMA && (v.SquareRoot == IEEE || v.SquareRoot == Newton)
+	return single && b != Generic && v.Arithmetic == FMA && (v.SquareRoot == IEEE || v.SquareRoot == Newton) && Has[T](b, v.SquareRoot)
 }
 
 // Variant is one specialisation of the update. A backend has one kernel of an element for each whose square root it can take.

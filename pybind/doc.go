@@ -43,5 +43,5 @@
 //	7 step             count after the increment
 //	8 flags            bits 0-1 decay (0 none, 1 l2, 2 decoupled), bit 2 amsgrad, bit 3 maximize
 //
-// Python keeps every tensor alive until the call returns. ABI counts the changes of this page.
+// Python keeps every tensor alive until the call returns. ABI counts the changes of this page and of the functions of step.c.
 package pybind

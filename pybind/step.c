@@ -435,30 +435,33 @@ static void bump(const step *s) {
 // is_long reports whether a step may take longer than some 5 ms, Python's switch interval. A shorter one keeps the GIL: to get it back
 // from a thread that computes in Python may take as long, and nobody waits for it longer than for such a thread. An element takes a
 // thread up to 1.5 ns; of float64 four times that, and without vectors sixty times. Nor does a step let the GIL go for less time than
-// it has taken with it to read the tensors, some 2 µs each parameter.
-static int is_long(const step *s, long threads, long backend) {
+// it has taken with it to read the tensors, some 2 µs each parameter, if that is less than some 10 ms.
+static int is_long(const step *s, int64_t threads, int64_t backend) {
 	int64_t work = s->numel * (backend == GENERIC ? 64 : s->dtype == FLOAT64 ? 4 : 1) / (threads > 1 ? 2 : 1);
-	return work > (int64_t)1 << 21 && work > (int64_t)s->num_items << 11;
+	return work > (int64_t)1 << 21 && (work > (int64_t)s->num_items << 11 || work > (int64_t)1 << 23);
 }
 
-// compute enters Go. A long step lets the GIL go meanwhile, and says in owners whose it is.
+// compute enters Go. A long step lets the GIL go meanwhile, and is in owners then, for which it must be the only one.
 static int compute(const step *s, const call *c, char *message, int64_t size, int64_t *unserved) {
-	PyThreadState *released = NULL;
-	if (is_long(s, c->threads, c->backend)) {
-		PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-		int failed = thread == NULL || PyDict_SetItem(owners, s->key, thread) != 0;
-		Py_XDECREF(thread);
-		if (failed)
-			return -1;
-		released = PyEval_SaveThread();
+	if (!is_long(s, c->threads, c->backend)) {
+		int taken = PyDict_GET_SIZE(owners) > 0 ? PyDict_Contains(owners, s->key) : 0;
+		if (taken != 0)
+			return taken < 0 ? -1 : 0;
+		*unserved = roundpipe_go_step((intptr_t)c, 1, message, size);
+		return 1;
 	}
-	*unserved = roundpipe_go_step((intptr_t)c, 1, message, size);
-	if (released != NULL) {
+	PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+	PyObject *owner = thread != NULL ? PyDict_SetDefault(owners, s->key, thread) : NULL;
+	if (owner == thread && owner != NULL) {
+		PyThreadState *released = PyEval_SaveThread();
+		*unserved = roundpipe_go_step((intptr_t)c, 1, message, size);
 		PyEval_RestoreThread(released);
-		if (PyDict_DelItem(owners, s->key) != 0)
+		if (PyDict_GetItem(owners, s->key) == thread && PyDict_DelItem(owners, s->key) != 0)
 			PyErr_Clear();
 	}
-	return 1;
+	int mine = owner == thread;
+	Py_XDECREF(thread);
+	return owner == NULL ? -1 : mine;
 }
 
 // run takes the step. settings is the tuple (arithmetic, square root) of the dtype, or None: no kernel then has torch's bits, or
@@ -469,14 +472,12 @@ static int run(step *s, PyObject *settings, long threads, long backend) {
 	int64_t unserved;
 	if (settings == Py_None)
 		return 0;
-	int taken = PyDict_GET_SIZE(owners) > 0 ? PyDict_Contains(owners, s->key) : 0;
-	if (taken != 0)
-		return taken < 0 ? -1 : 0;
 	if (!PyArg_ParseTuple(settings, "ll", &arithmetic, &square_root))
 		return -1;
 	call c = {(intptr_t)s->rows, s->num_items, (intptr_t)s->groups, s->num_groups, s->dtype, threads, backend, arithmetic, square_root};
-	if (compute(s, &c, message, sizeof message, &unserved) < 0)
-		return -1;
+	int alone = compute(s, &c, message, sizeof message, &unserved);
+	if (alone <= 0)
+		return alone;
 	if (unserved > 0)
 		return 0;
 	bump(s); // also after an error: elements may have been written

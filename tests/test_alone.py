@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -92,28 +94,74 @@ def test_afterwards_any_thread_may_step():
 
 
 def test_a_step_in_a_step_of_the_same_thread():
-    """Hooks and closures may step; the outer step keeps its optimizer until it is done."""
+    """What a step calls may step; the outer step keeps its optimizer until it is done."""
     optimizer = make_optimizer()
-    with _alone.Alone(optimizer):
-        optimizer.step()
-        assert _alone.owners == {id(optimizer): threading.get_ident()}
+    optimizer.step()
+    inner = []
+
+    class Stepping:
+        def __bool__(self) -> bool:
+            if not inner:
+                (outer,) = _alone.owners.values()
+                inner.append(outer)
+                optimizer.step()
+                assert _alone.owners == {id(optimizer): outer}
+            return False
+
+    optimizer.param_groups[0]["fused"] = Stepping()
+    optimizer.step()
+    assert inner
     assert not _alone.owners
+    assert [state["step"].item() for state in optimizer.state.values()] == [3]
 
 
-def test_an_interrupted_thread_keeps_nobody_out():
-    """As if Ctrl-C had come between the end of a step and the note of it."""
+@pytest.mark.parametrize("same_thread", [True, False])
+def test_an_interrupted_thread_keeps_nobody_out(same_thread):
+    """As if Ctrl-C had come between the end of a step and the note of it: the next step is right, and the one after it quick."""
     optimizer = make_optimizer()
-    _alone.owners[id(optimizer)] = threading.main_thread().ident
+    optimizer.step()
+    _alone.owners[id(optimizer)] = _alone.Alone(optimizer)
+    if same_thread:
+        optimizer.step()
+    else:
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        thread.join(60)
+    assert [state["step"].item() for state in optimizer.state.values()] == [2]
+    assert not _alone.owners
+    with mock.patch.object(roundpipe_go.Adam, "_step", side_effect=AssertionError("the long way")):
+        optimizer.step()
+
+
+def test_a_look_that_lands_in_a_generator():
+    """A thread that is in a generator when its frames are looked at, and out of it when they are walked."""
+    optimizer = make_optimizer()
+    done = threading.Event()
+
+    class Generating:
+        def __bool__(self) -> bool:
+            while not done.is_set():
+                any(number < 0 for number in range(30))
+            return False
+
+    optimizer.param_groups[0]["fused"] = Generating()
     thread = threading.Thread(target=optimizer.step)
     thread.start()
-    thread.join(60)
-    assert [state["step"].item() for state in optimizer.state.values()] == [1]
-    assert not _alone.owners
+    while not _alone.owners:
+        time.sleep(1e-3)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert all(_alone._steps_under_way(thread.ident, optimizer) == 1 for _ in range(20_000))
+    finally:
+        sys.setswitchinterval(before)
+        done.set()
+        thread.join(60)
 
 
 def test_a_fork_forgets_the_threads_of_its_parent():
     optimizer = make_optimizer()
-    _alone.owners[id(optimizer)] = 1
+    _alone.owners[id(optimizer)] = 1  # a long step of another thread
     try:
         child = os.fork()
         if child == 0:

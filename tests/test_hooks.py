@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+from collections import OrderedDict
 from unittest import mock
 
 import pytest
@@ -136,3 +138,73 @@ def test_without_the_symbol_torchs_hooks_are_always_there(optimizer, monkeypatch
     with ranges() as found:
         optimizer.step()
     assert found
+
+
+def patched_hooks():
+    """As a test of the user's does, to have no hooks of others."""
+    return mock.patch.object(sys.modules["torch.optim.optimizer"], "_global_optimizer_post_hooks", OrderedDict())
+
+
+def test_replaced_dictionaries_of_hooks(optimizer):
+    calls = []
+    with patched_hooks():
+        register_optimizer_step_post_hook(lambda *_: calls.append("post"))
+        optimizer.step()
+    optimizer.step()
+    assert set(calls) == {"post"}
+
+
+class Registering(roundpipe_go.Adam):
+    """Registers a hook in the middle of each step."""
+
+    calls = 0
+
+    def _init_group(self, *arguments):
+        def hook(*_):
+            self.calls += 1
+            handle.remove()
+
+        handle = self.register_step_post_hook(hook)
+        return super()._init_group(*arguments)
+
+
+def test_a_hook_registered_by_a_method():
+    optimizer = optimizer_of(Registering)
+    optimizer.step()
+    assert optimizer.calls == 2
+
+
+class Coded(roundpipe_go.Adam):
+    """Has code of its own where torch's profilers look."""
+
+    calls = 0
+
+    def _optimizer_step_code(self):
+        self.calls += 1
+
+
+def test_step_code_of_a_subclass():
+    optimizer = optimizer_of(Coded)
+    optimizer.step()
+    assert optimizer.calls == 2
+
+
+def test_a_tool_that_puts_more_around(monkeypatch):
+    """It replaces torch's function for all optimizers made from then on."""
+    seen = []
+
+    def profile_hook_step(func):
+        def step(*args, **kwargs):
+            seen.append(args[0])
+            return func(*args, **kwargs)
+
+        return step
+
+    monkeypatch.setattr(torch.optim.Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
+
+    class Late(roundpipe_go.Adam):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    optimizer = optimizer_of(Late)
+    assert seen == [optimizer]

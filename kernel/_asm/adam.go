@@ -16,14 +16,18 @@ import (
 // instruction set and element; isa.go and element.go have what differs, frame.go what surrounds the formulas.
 
 // stepKernel defines the whole update of one variant.
-func stepKernel(m isa, v kernel.Variant) {
-	symbol := stepSymbol(m, v)
+func stepKernel(m isa, v kernel.Variant) { wholeKernel(m, v, stepSymbol(m, v), false) }
+
+// reciprocalKernel is stepKernel without its first division.
+func reciprocalKernel(m isa, v kernel.Variant) { wholeKernel(m, v, reciprocalSymbol(m, v), true) }
+
+func wholeKernel(m isa, v kernel.Variant, symbol string, multiplies bool) {
 	TEXT(symbol, NOSPLIT, signature(m, "func(span Span[T], s *Scalars[T])"))
 	Doc(fmt.Sprintf("%s is the update %v. It works like generic.step.", symbol, v))
 	span, s := loadSpan(v), Dereference(Param("s"))
 	underControl(address(s.Field("MXCSR")), func() {
 		moments, root := newMoments(m, v, span, s), newRoot(m, v.SquareRoot.String())
-		update := newUpdate(m, v, span, s, m.Element().multiplies(m.Backend(), v))
+		update := newUpdate(m, v, span, s, multiplies)
 		forEachVector(m, span.n, func(at place) {
 			prefetch(m, span, at)
 			expAvg, second := moments.at(at)
@@ -156,7 +160,7 @@ type update struct {
 	span span
 
 	decay, biasCorrection2Sqrt, eps, negStepSize reg.VecVirtual
-	reciprocal, reciprocalLow                    reg.VecVirtual // instead of biasCorrection2Sqrt where the kernel multiplies
+	reciprocal, reciprocalLow                    reg.VecVirtual // instead of biasCorrection2Sqrt in a kernel that multiplies
 }
 
 func newUpdate(m isa, v kernel.Variant, span span, s gotypes.Component, multiplies bool) update {

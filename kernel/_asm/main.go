@@ -58,6 +58,9 @@ func writeKernels(m isa) {
 			define(updateSymbol(m, v), updateKernel, v)
 		case has(v.SquareRoot):
 			define(stepSymbol(m, v), stepKernel, v)
+			if m.Element().multiplies(m.Backend(), v) {
+				define(reciprocalSymbol(m, v), reciprocalKernel, v)
+			}
 		}
 	}
 	sqrtKernel(m, "ieee")

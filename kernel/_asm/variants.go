@@ -13,6 +13,7 @@ import (
 // Names of the generated functions. One grammar makes them all:
 //
 //	adam<ISA>_<element>_<decay>[_amsgrad][_maximize]_<arithmetic>_<square root>   a whole step
+//	   ... _reciprocal                                                            the same without its first division
 //	adam<ISA>_<element>_<decay>[_amsgrad][_maximize]_<arithmetic>_moments         the stage before a library's square root
 //	adam<ISA>_<element>_<decay>_update                                            the stage after it
 //	sqrt<ISA>_<element>_<square root>
@@ -25,6 +26,8 @@ import (
 func stepSymbol(m isa, v kernel.Variant) string {
 	return fmt.Sprintf("adam%s_%s", suffix(m), strings.ReplaceAll(v.String(), "/", "_"))
 }
+
+func reciprocalSymbol(m isa, v kernel.Variant) string { return stepSymbol(m, v) + "_reciprocal" }
 
 func momentsSymbol(m isa, v kernel.Variant) string {
 	if v.Decay == kernel.DecoupledDecay {
@@ -58,6 +61,8 @@ func writeLookup(file string) error {
 			switch {
 			case v.SquareRoot == kernel.Library:
 				fmt.Fprintf(&b, "{moments: %s, update: %s},\n", momentsSymbol(m, v), updateSymbol(m, v))
+			case m.Element().multiplies(m.Backend(), v):
+				fmt.Fprintf(&b, "{step: %s, reciprocal: %s},\n", stepSymbol(m, v), reciprocalSymbol(m, v))
 			case m.Element().has(m.Backend(), v.SquareRoot):
 				fmt.Fprintf(&b, "{step: %s},\n", stepSymbol(m, v))
 			default:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from threading import RLock, get_ident
 
 from torch.optim import Optimizer
 
-owners: dict[int, int] = {}
-"""The thread that is in a step of an optimizer, by the optimizer's id. ``pybind/step.c`` enters its long steps as well."""
+owners: dict[int, Alone | int] = {}
+"""Who is in a step of an optimizer, by the optimizer's id: an ``Alone``, or the thread of a long step of ``pybind/step.c``, which
+enters itself only where nobody is, and takes only itself out."""
 
-_lock = RLock()  # a signal's handler may step while its thread is in here
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+_removing = RLock()  # a signal's handler may step while its thread is in here
 
 
 def _forget() -> None:
     """In a forked child, which has none of the threads."""
-    global _lock
-    _lock = RLock()
+    global _removing
+    _removing = RLock()
     owners.clear()
 
 
@@ -28,50 +32,57 @@ class Alone:
     """A context in which no other thread is in a step of the same optimizer.
 
     Args:
-        optimizer: the one that is stepped. The same thread may enter again, as a hook does that steps.
+        optimizer: the one whose ``_step`` enters. The same thread may enter again, as a hook does that steps.
 
     Raises:
         RuntimeError: another thread is in one. Two steps at once would mix their updates, element by element.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer  # as long as the frame of a step is there
-        self._outermost = False
+        self._optimizer = optimizer
+        self._thread = get_ident()
 
     def __enter__(self) -> None:
-        global _lock
-        thread, key = get_ident(), id(self._optimizer)
-        lock = _lock
-        if not lock.acquire(
-            timeout=1
-        ):  # a thread that Ctrl-C has interrupted in here keeps it for good; others take microseconds
-            lock = _lock = RLock()
-            lock.acquire()
-        try:
-            owner = owners.get(key)
-            if owner == thread:
-                return
-            # An owner that is in no step was interrupted by Ctrl-C just before it would have let go.
-            if owner is not None and _is_in_a_step(owner, self._optimizer):
-                raise RuntimeError(
-                    "roundpipe_go: another thread is in a step of this optimizer, and nothing of this step was done; "
-                    "let one thread step it, or hold a lock around step()"
-                )
-            self._outermost = True
-            owners[key] = thread
-        finally:
-            lock.release()
+        # One call, so that of two threads one is first.
+        while (owner := owners.setdefault(id(self._optimizer), self)) is not self:
+            if isinstance(owner, Alone):
+                ours = owner._thread == self._thread
+                under_way = _steps_under_way(owner._thread, self._optimizer) - ours  # this one
+                if under_way <= 0:
+                    self._remove(owner)  # Ctrl-C had come just before it would have let go
+                    continue
+                if ours:
+                    return
+            raise RuntimeError(
+                "roundpipe_go: another thread is in a step of this optimizer, and nothing of this step was done; "
+                "let one thread step it, or hold a lock around step()"
+            )
 
     def __exit__(self, *_: object) -> None:
-        if self._outermost:
-            owners.pop(id(self._optimizer), None)
+        if owners.get(id(self._optimizer)) is self:
+            del owners[id(self._optimizer)]
+
+    def _remove(self, owner: Alone) -> None:
+        """Takes out an owner that is in no step, if no other thread has done so."""
+        # A thread that Ctrl-C has interrupted in here keeps the lock for good; others take microseconds.
+        locked = _removing.acquire(timeout=1)
+        try:
+            if owners.get(id(self._optimizer)) is owner:
+                del owners[id(self._optimizer)]
+        finally:
+            if locked:
+                _removing.release()
 
 
-def _is_in_a_step(thread: int, optimizer: Optimizer) -> bool:
-    """Whether one of the thread's frames is a step of the optimizer."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code.co_name in ("step", "_step") and frame.f_locals.get("self") is optimizer:
-            return True
-        frame = frame.f_back
-    return False
+def _steps_under_way(thread: int, optimizer: Optimizer) -> int:
+    """How many of the thread's frames are ``_step`` of the optimizer."""
+    for _ in range(1000):
+        frame, found, suspended = sys._current_frames().get(thread), 0, False
+        while frame is not None:
+            found += frame.f_code.co_name == "_step" and frame.f_locals.get("self") is optimizer
+            suspended |= bool(frame.f_code.co_flags & _SUSPENDED)
+            frame = frame.f_back
+        # A generator that its thread has left meanwhile no longer knows who called it.
+        if found or not suspended:
+            return found
+    return 1

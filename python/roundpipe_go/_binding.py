@@ -26,7 +26,7 @@ from . import _alone, _places
 if TYPE_CHECKING:
     from types import ModuleType
 
-_ABI = 4
+_ABI = 5
 
 PlainStep = Callable[[int, list[dict[str, Any]], dict[Any, Any], list[tuple[int, int] | None], int, int], bool]
 

@@ -75,6 +75,43 @@ def test_one_optimizer_from_two_threads():
     assert_equal_bits(param, other, f"param after {len(taken)} steps and {len(refused)} refusals")
 
 
+STRESS = """
+sys.setswitchinterval(1e-6)
+torch.set_num_threads(1)
+param = torch.ones((1 << 21) + 64, requires_grad=True)  # just too long to keep the GIL
+param.grad = torch.ones_like(param)
+optimizer = roundpipe_go.Adam([param])
+optimizer.step()
+done, taken, refused = threading.Event(), [0] * 4, [0] * 4
+
+def step(i):
+    while not done.is_set():
+        try:
+            optimizer.step()
+            taken[i] += 1
+        except RuntimeError:
+            refused[i] += 1
+threads = [threading.Thread(target=step, args=(i,)) for i in range(4)]
+for thread in threads:
+    thread.start()
+time.sleep(8)
+done.set()
+for thread in threads:
+    thread.join()
+assert sum(taken) > 50 and sum(refused) > 50, (taken, refused)
+state = optimizer.state[param]
+assert state["step"].item() == 1 + sum(taken), (state["step"], taken)
+for tensor in (param.detach(), state["exp_avg"], state["exp_avg_sq"]):
+    assert tensor.unique().numel() == 1
+print("done")
+"""
+
+
+def test_threads_that_interrupt_each_other_everywhere():
+    """Native steps and the way by which a step is refused, as Python changes threads after each microsecond."""
+    passes(STRESS)
+
+
 def test_turns_are_no_crime():
     """Threads that step one optimizer one after the other, as a pool does."""
     optimizer, lock = big(1000), threading.Lock()

@@ -79,7 +79,7 @@ def keep_stepping(numel):
     optimizer = roundpipe_go.Adam([param])
     while not done.is_set():
         optimizer.step()
-threads = [threading.Thread(target=keep_stepping, args=(numel,)) for numel in (3_000_000, 20_000)]
+threads = [threading.Thread(target=keep_stepping, args=(numel,)) for numel in (6_000_000, 20_000)]
 for thread in threads:
     thread.start()
 for i in range(FORKS):

@@ -156,8 +156,8 @@ print(steps, refused, "done")
     ("kind", "numel"),  # of each of eight: a step that keeps the GIL, and one that lets it go
     [
         ("freed", 3_000),
-        ("freed", 200_000),
-        ("repointed", 200_000),
+        ("freed", 600_000),
+        ("repointed", 600_000),
         ("repointed", 3_000),
     ],
 )

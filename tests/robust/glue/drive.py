@@ -20,6 +20,7 @@ from roundpipe_go import _places
 library = ctypes.PyDLL(sys.argv[1])
 answer = ctypes.c_int64.in_dll(library, "stub_answer")
 calls = ctypes.c_int64.in_dll(library, "stub_calls")
+with_gil = ctypes.c_int64.in_dll(library, "stub_with_gil")
 install = library.roundpipe_go_plain_step
 install.argtypes, install.restype = [ctypes.py_object] * 5, ctypes.py_object
 owners: dict[int, int] = {}
@@ -195,6 +196,32 @@ def drive() -> None:
             pass
 
 
+def lengths() -> None:
+    """The longest steps that keep the GIL, and the shortest that let it go, for each of the rules."""
+
+    def keeps_gil(numel: int, dtype: torch.dtype, threads: int, backend: int, num: int = 1) -> bool:
+        params = [torch.nn.Parameter(torch.zeros(numel, dtype=dtype)) for _ in range(num)]
+        optimizer = roundpipe_go.Adam(params)
+        for param in params:
+            param.grad = torch.zeros_like(param)
+            optimizer.state[param] = {"step": torch.tensor(0.0), "exp_avg": param.grad, "exp_avg_sq": param.grad}
+        assert step(KEY, optimizer.param_groups, optimizer.state, KNOWN, threads, backend) is True
+        return bool(with_gil.value)
+
+    most = 1 << 21
+    for longest, *how in (
+        (most, torch.float32, 1, 1),
+        (2 * most + 1, torch.float32, 2, 1),
+        (2 * most + 1, torch.float32, 16, 2),
+        (most // 4, torch.float64, 1, 2),
+        (most // 64, torch.float32, 1, 0),
+        (4096, torch.float32, 2, 1, 1100),  # as long as the reading of 1,100 parameters
+    ):
+        assert keeps_gil(longest, *how), how
+        assert not keeps_gil(longest + 8, *how), how
+    assert not keeps_gil(2048, torch.float32, 1, 1, 4097), "longer than anybody is to wait"
+
+
 def starving() -> torch.optim.Optimizer:
     """An optimizer whose step needs all that it can need: long, many counts, counters that must be sorted."""
     optimizer = optimizer_of(40, amsgrad=True)
@@ -292,6 +319,7 @@ def leak() -> None:
 
 
 drive()
+lengths()
 refusals = starve()
 assert refusals >= 5, refusals
 reinstall()

@@ -1,11 +1,14 @@
 // In the place of Go under pybind/step.c: reads the tables to their last byte, and answers what the test has asked for.
 
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 int64_t stub_answer;  // 0 done, k > 0 row k-1 is not served, -1 an error
 int64_t stub_calls;
+int64_t stub_with_gil; // whether the last call had it
 uint64_t stub_sum; // of all words, so that they are read
 
 typedef struct {
@@ -19,6 +22,7 @@ static void read_words(int64_t address, int64_t count) {
 
 int64_t roundpipe_go_step(int64_t calls, int64_t num_calls, char *message, int64_t size) {
 	stub_calls++;
+	stub_with_gil = PyGILState_Check();
 	read_words(calls, 9 * num_calls);
 	for (int64_t i = 0; i < num_calls; i++) {
 		const call *c = (const call *)(intptr_t)calls + i;
