@@ -1,11 +1,11 @@
-"""What a step cannot be without: optimizers that leave out the rest, to be timed beside the real ones (--floors).
+"""Parts of a step, timed alone beside the real ones (--floors).
 
-- hooks: torch's own code around ``step``, with nothing in it.
-- looks: hooks, and a C++ loop that asks each of a parameter's five tensors where it is, as any optimizer in C++ must.
-- traffic: hooks, and a C++ loop that reads four arrays and writes three with one addition each, on all threads, at addresses that
-  it was given once.
+- hooks: torch's own code around ``step``, with nothing in it; ours enters it only in steps that are observed.
+- looks: a C++ loop that asks each of a parameter's five tensors where it is, as any optimizer in C++ must.
+- traffic: a C++ loop that reads four arrays and writes three with one addition each, on all threads, at addresses that it was
+  given once. It leaves prefetching to the CPU, so that a step can be a little faster.
 
-Floors compute nothing of use, and are no peers.
+Looks and traffic go without torch's hooks. They compute nothing of use, and are no peers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 from peers import Make
 from torch import Tensor
 from torch.utils.cpp_extension import load_inline
+
+import roundpipe_go
 
 SOURCE = """
 #include <torch/extension.h>
@@ -35,9 +37,10 @@ public:
 		for (size_t i = 0; i < params.size(); i++) {
 			float *param = params[i].data_ptr<float>(), *grad = params[i].grad().data_ptr<float>();
 			float *exp_avg = exp_avgs[i].data_ptr<float>(), *exp_avg_sq = exp_avg_sqs[i].data_ptr<float>();
-			for (int64_t at = 0, n = params[i].numel(); at < n; at += PIECE)
-				pieces.push_back({param + at, grad + at, exp_avg + at, exp_avg_sq + at, std::min(PIECE, n - at)});
-			numel += params[i].numel();
+			int64_t n = params[i].numel(), piece = std::clamp<int64_t>(n / 16, 64, 1 << 15); // even shares
+			for (int64_t at = 0; at < n; at += piece)
+				pieces.push_back({param + at, grad + at, exp_avg + at, exp_avg_sq + at, std::min(piece, n - at)});
+			numel += n;
 		}
 	}
 	void step() {
@@ -54,7 +57,6 @@ public:
 	}
 
 private:
-	static constexpr int64_t PIECE = 1 << 14;
 	std::vector<Piece> pieces;
 	int64_t numel = 0;
 };
@@ -111,7 +113,16 @@ class Floor(torch.optim.Adam):
         """What a later step does."""
 
 
-class Looks(Floor):
+class Bare(Floor):
+    """Without torch's hooks."""
+
+    def step(self, closure: None = None) -> None:
+        super().step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+
+class Looks(Bare):
     def prepare(self) -> None:
         self.state_tensors = [t for name in ("exp_avg", "exp_avg_sq", "step") for t in self.tensors(name)]
         self.all_params = self.params()
@@ -120,8 +131,9 @@ class Looks(Floor):
         _native().look(self.all_params, self.state_tensors)
 
 
-class Traffic(Floor):
+class Traffic(Bare):
     def prepare(self) -> None:
+        roundpipe_go.use_huge_pages([*self.tensors("exp_avg"), *self.tensors("exp_avg_sq")])  # as ours
         self.traffic = _native().Traffic(self.params(), self.tensors("exp_avg"), self.tensors("exp_avg_sq"))
 
     def work(self) -> None:

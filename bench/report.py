@@ -78,7 +78,7 @@ left out.
 
 
 def floors_markdown(results: Iterable[Result], mode: str) -> str:
-    """The table of what no step can be without."""
+    """The table of parts of a step alone."""
     rows = [result for result in results if set(FLOORS) <= set(result.ms[mode])]
     if not rows:
         return ""

@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
         "--clock", choices=CLOCKS, default="wall", help="cpu: processor time of all threads; on a busy machine, with --threads 1"
     )
     parser.add_argument("--quick", action="store_true", help="rows of the table, all threads only")
-    parser.add_argument("--floors", action="store_true", help="also what a step cannot be without: hooks, looks, traffic")
+    parser.add_argument("--floors", action="store_true", help="also parts of a step alone, as more contestants")
     parser.add_argument("--out", type=Path, default=Path(".bench"), help="folder for the results (default: .bench)")
     parser.add_argument("--list", action="store_true", help="print the names of works and peers, and stop")
     return parser.parse_args()

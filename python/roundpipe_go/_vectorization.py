@@ -56,7 +56,7 @@ def running(names: Iterable[str], backend: str, arithmetic: str, square_roots: d
         if square_root is None:
             continue
         ours = [name for name in names if name.startswith(f"adam{backend.upper()}_{element}_")]
-        whole = {name for name in ours if name.endswith(f"_{arithmetic}_{square_root}")}
+        whole = {name for name in ours if name.endswith((f"_{arithmetic}_{square_root}", f"_{square_root}_reciprocal"))}
         # Where a backend has no kernel with that square root, two stages surround the library's.
         found |= whole or {name for name in ours if name.endswith((f"_{arithmetic}_moments", "_update"))}
     return found

@@ -31,7 +31,7 @@ class Adam(torch.optim.Adam):
     """Adam for CPU tensors, with the bits of ``torch.optim.Adam`` in a fraction of its time.
 
     Arguments, state, ``state_dict``, hooks and errors are those of ``torch.optim.Adam``, from which the class inherits
-    everything but ``step``. Parameters in float32, float64, complex64 and complex128 are updated by one native call, which
+    all but the step itself. Parameters in float32, float64, complex64 and complex128 are updated by one native call, which
     releases the GIL where it takes long; what the kernels do not serve runs through torch, with one ``FallbackWarning`` per
     reason.
 
