@@ -313,6 +313,44 @@ def test_fused_has_counted_when_it_finds_no_kernel(lr):
     assert_unchanged(before)
 
 
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+def test_conjugate_gradient_is_refused_after_counting():
+    """By torch; beta1 of 0 is why it computes here at all."""
+    param = torch.ones(3, dtype=torch.complex64).requires_grad_()
+    param.grad = torch.ones(3, dtype=torch.complex64)
+    optimizer = roundpipe_go.Adam([param], betas=(0.0, 0.9))
+    optimizer.step()
+    before = snapshot(optimizer)
+    param.grad = torch.ones(3, dtype=torch.complex64).conj()
+    with pytest.raises(RuntimeError, match="view_as_real"):
+        optimizer.step()
+    assert_unchanged(before)
+
+
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_of_two_errors_torchs_is_the_first(foreach, groups):
+    """A parameter of another dtype than its state, and a conjugate gradient; between them one that is served."""
+    sentences = []
+    for cls in (roundpipe_go.Adam, torch.optim.Adam):
+        params = [torch.ones(3), torch.ones(4), torch.ones(5, dtype=torch.complex64)]
+        for param in params:
+            param.requires_grad_().grad = torch.ones_like(param)
+        optimizer = cls([{"params": params[:2]}, {"params": params[2:]}] if groups == 2 else params, foreach=foreach)
+        optimizer.step()
+        params[0].grad = None
+        params[0].data = params[0].data.double()
+        params[0].grad, params[2].grad = torch.ones(3, dtype=torch.float64), params[2].grad.conj()
+        before = snapshot(optimizer)
+        with pytest.raises(RuntimeError) as raised:
+            optimizer.step()
+        sentences.append(str(raised.value))
+        if cls is roundpipe_go.Adam:
+            assert_unchanged(before)
+    assert sentences[0] == sentences[1]
+
+
 @pytest.mark.parametrize("weight_decay", [True, Decimal("0.1"), 10**30], ids=repr)
 def test_numbers_that_torch_takes_for_none(weight_decay):
     errors = []

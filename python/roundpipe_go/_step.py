@@ -219,12 +219,20 @@ class Step:
 
     def run(self) -> None:
         """Updates everything, or raises and has changed nothing of what the kernels serve."""
+        whole = [_Call(lists, options, _SHARED) for lists, options in self._added]
         if self._order_matters():
-            _run_by_torch([_Call(lists, options, _SHARED) for lists, options in self._added])
+            _run_by_torch(whole)
             return
         served = [kernels for kernels in self._kernels.values() if kernels.table.num_rows > 0]
         calls = [kernels.call() for kernels in served]
-        _run_by_torch(self._unserved)
+        try:
+            _run_by_torch(self._unserved)
+        except Exception:
+            if not any(_may_fail(call) for call in self._unserved):
+                raise
+            # All was put back. Of several errors torch raises that of the first group, or of the first of its own passes.
+            _run_protected(whole)
+            return
         if not served:
             return
         # Before the call: Ctrl-C after it would leave written tensors with old versions.
@@ -268,6 +276,8 @@ def _may_fail(call: _Call) -> bool:
         return True
     if call.options["fused"] and any(param.is_complex() for param in call.lists[0]):
         return True  # it has counted before it finds that it has no such kernel
+    if any(tensor.is_conj() for some in call.lists for tensor in some):
+        return True  # it has counted before it asks for real views, which such a tensor has not
     for param, grad, *state in zip(*(some for some in call.lists[:-1] if some), strict=True):
         for tensor in (grad, *state):
             if tensor.dtype != param.dtype or tensor.shape != param.shape or tensor.device != param.device:

@@ -135,7 +135,7 @@ from robust import workers
 method = sys.argv[1]
 twins = trained()  # Go is loaded
 context = multiprocessing.get_context(method)
-loader = DataLoader(workers.Stepping(6), batch_size=1, num_workers=2, multiprocessing_context=method, timeout=100)
+loader = DataLoader(workers.Stepping(6), batch_size=1, num_workers=2, multiprocessing_context=method, timeout=250)
 want = workers.weights(7)
 batches = 0
 for index, weights, by_torch in loader:
