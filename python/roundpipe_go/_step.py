@@ -221,17 +221,11 @@ class Step:
         """Updates everything, or raises and has changed nothing of what the kernels serve."""
         whole = [_Call(lists, options, _SHARED) for lists, options in self._added]
         if self._order_matters():
-            _run_by_torch(whole)
+            _run_by_torch(whole, whole)
             return
         served = [kernels for kernels in self._kernels.values() if kernels.table.num_rows > 0]
         calls = [kernels.call() for kernels in served]
-        try:
-            _run_by_torch(self._unserved)
-        except Exception:
-            if not any(_may_fail(call) for call in self._unserved):
-                raise
-            # All was put back. Of several errors torch raises that of the first group, or of the first of its own passes.
-            _run_protected(whole)
+        if not _run_by_torch(self._unserved, whole):
             return
         if not served:
             return
@@ -259,15 +253,22 @@ class Step:
         return len(set().union(*storages)) < sum(map(len, storages))
 
 
-def _run_by_torch(calls: list[_Call]) -> None:
+def _run_by_torch(calls: list[_Call], whole: list[_Call]) -> bool:
+    """Runs the calls that torch computes, of the whole step. False if it has computed the others as well."""
     for call in calls:
         if call.reason != _descriptors.CONSTANTS:  # torch raises
             _fallback.warn(call.reason, call.lists[0])
-    if any(_may_fail(call) for call in calls):
+    if not any(_may_fail(call) for call in calls):
+        for call in calls:
+            call.run()
+        return True
+    try:
         _run_protected(calls)
-        return
-    for call in calls:
-        call.run()
+    except Exception:
+        # All was put back. Of several errors torch raises that of the first group, or of the first of its own passes.
+        _run_protected(whole)
+        return False
+    return True
 
 
 def _may_fail(call: _Call) -> bool:
