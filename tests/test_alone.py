@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import roundpipe_go
-from roundpipe_go import _alone
+from roundpipe_go import _alone, _binding
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +129,9 @@ def test_an_interrupted_thread_keeps_nobody_out(same_thread):
         thread.join(60)
     assert [state["step"].item() for state in optimizer.state.values()] == [2]
     assert not _alone.owners
-    with mock.patch.object(roundpipe_go.Adam, "_step", side_effect=AssertionError("the long way")):
-        optimizer.step()
+    if _binding.plain_step() is not None:  # None on torch 2.6, which has only the long way
+        with mock.patch.object(roundpipe_go.Adam, "_step", side_effect=AssertionError("the long way")):
+            optimizer.step()
 
 
 def test_a_look_that_lands_in_a_generator():
