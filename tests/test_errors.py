@@ -351,6 +351,32 @@ def test_of_two_errors_torchs_is_the_first(foreach, groups):
     assert sentences[0] == sentences[1]
 
 
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+def test_an_error_of_the_first_group_comes_before_one_of_the_second():
+    """The second's is found while the tensors are collected, which torch does group by group."""
+    sentences = []
+    for cls in (roundpipe_go.Adam, torch.optim.Adam):
+        params = [torch.ones(3, requires_grad=True), torch.ones(4, requires_grad=True)]
+        optimizer = cls([{"params": [param]} for param in params])
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        params[0].grad = None
+        params[0].data = params[0].data.double()
+        params[0].grad = torch.ones(3, dtype=torch.float64)
+        optimizer.param_groups[1]["amsgrad"] = True  # there is no maximum
+        before = snapshot(optimizer)
+        with pytest.raises(RuntimeError) as raised:
+            optimizer.step()
+        sentences.append(str(raised.value))
+        if cls is roundpipe_go.Adam:
+            assert_unchanged(before)
+            optimizer.param_groups[0]["params"] = []
+            with pytest.raises(KeyError, match="max_exp_avg_sq"):
+                optimizer.step()
+    assert sentences[0] == sentences[1]
+
+
 @pytest.mark.parametrize("weight_decay", [True, Decimal("0.1"), 10**30], ids=repr)
 def test_numbers_that_torch_takes_for_none(weight_decay):
     errors = []

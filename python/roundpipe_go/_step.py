@@ -96,19 +96,24 @@ class _Call:
         _fallback.torch_adam(self.lists, self.options)
 
 
-def _run_protected(calls: list[_Call]) -> None:
-    """Runs calls that may raise after they have written something. If one does, what any of them wrote is put back."""
+def _run_protected(calls: list[_Call], rehearsal: bool = False) -> None:
+    """Runs calls that may raise after they have written something. If one does, what any of them wrote is put back.
+
+    After a rehearsal it is put back in any case.
+    """
     written = [tensor for call in calls for i, some in enumerate(call.lists) if i != _GRADS for tensor in some]
     before = [tensor.detach().clone() for tensor in written]
+    done = False
     try:
         for call in calls:
             call.run()
-    except Exception:
-        with torch.inference_mode():  # torch refuses a write to its tensors only after it has written
-            for tensor, values in zip(written, before):
-                if not _overlaps_itself(tensor):  # such a write it refuses before
-                    tensor.detach().copy_(values)
-        raise
+        done = not rehearsal
+    finally:
+        if not done:
+            with torch.inference_mode():  # torch refuses a write to its tensors only after it has written
+                for tensor, values in zip(written, before):
+                    if not _overlaps_itself(tensor):  # such a write it refuses before
+                        tensor.detach().copy_(values)
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
@@ -234,6 +239,11 @@ class Step:
         if _binding.step(calls):
             raise RuntimeError("roundpipe_go: the kernels refused tensors that had been found fit; please report it")
 
+    def rehearse(self) -> None:
+        """Raises what torch would raise in these groups, and changes nothing."""
+        if any(call.reason == _descriptors.CONSTANTS or _may_fail(call) for call in self._unserved):
+            _run_protected([_Call(lists, options, _SHARED) for lists, options in self._added], rehearsal=True)
+
     def _order_matters(self) -> bool:
         """Whether a parameter is updated twice, or those who update after each other, kernels and torch, share memory."""
         counters = [counter for kernels in self._kernels.values() for counter in kernels.table.counters]
@@ -275,7 +285,7 @@ def _may_fail(call: _Call) -> bool:
     """Whether torch's function may raise after it has written something."""
     if call.reason in _descriptors.FAILING:
         return True
-    if call.options["fused"] and any(param.is_complex() for param in call.lists[0]):
+    if call.options["fused"] and any(tensor.is_complex() or tensor.is_neg() for some in call.lists for tensor in some):
         return True  # it has counted before it finds that it has no such kernel
     if any(tensor.is_conj() for some in call.lists for tensor in some):
         return True  # it has counted before it asks for real views, which such a tensor has not

@@ -114,12 +114,21 @@ class Adam(torch.optim.Adam):
                 lists: Lists = ([], [], [], [], [], [])
                 has_complex = self._init_group(group, *self._init_arguments(group, lists))  # type: ignore[no-untyped-call]
                 groups.append((group, lists, has_complex))
-        except BaseException:  # out of memory, Ctrl-C, or a gradient that torch refuses
+        except BaseException as error:  # out of memory, Ctrl-C, or a gradient that torch refuses
             for param in without:
                 self.state.pop(param, None)
+            if isinstance(error, Exception) and not isinstance(error, MemoryError):
+                self._rehearse(groups)
             raise
         use_huge_pages(_moments(self.state[param] for param in without if param in self.state))
         return groups
+
+    def _rehearse(self, groups: list[tuple[dict[str, Any], Lists, bool]]) -> None:
+        """Raises what torch would have raised in these groups before it looked at the next one."""
+        step = Step()
+        for group, lists, has_complex in groups:
+            step.add(lists, {**self._options(group), "has_complex": has_complex})
+        step.rehearse()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a pickled or loaded state; torch calls it for both."""
