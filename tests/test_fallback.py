@@ -399,3 +399,21 @@ def test_forked_child(moment, warns):
     assert ("forked" in child) == warns, child
     assert child.count("roundpipe_go:") == warns, child
     assert parent == f"parent {2.0 if warns else 1.0}"
+
+
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+@pytest.mark.parametrize("of", ["parameter", "moment", "view"])
+def test_lr_in_memory_that_the_step_writes(of):
+    """A learned lr: torch reads it when it comes to the group that has it."""
+    results = []
+    for cls in (roundpipe_go.Adam, torch.optim.Adam):
+        lr, weights = torch.tensor(0.1, requires_grad=True), torch.ones(2, requires_grad=True)
+        optimizer = cls([{"params": [lr], "lr": 1e-2}, {"params": [weights], "lr": 1e-2}])
+        for step in range(4):
+            lr.grad, weights.grad = torch.tensor(-1.0), -torch.ones(2)
+            if step == 1:
+                shared = {"parameter": lr, "view": lr.detach(), "moment": optimizer.state[lr]["exp_avg_sq"]}[of]
+                optimizer.param_groups[1]["lr"] = shared
+            optimizer.step()
+        results.append([lr.item(), *weights.tolist()])
+    assert results[0] == results[1]

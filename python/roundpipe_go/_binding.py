@@ -41,11 +41,12 @@ LIBRARY_FUNCTIONS = {torch.float32: "vmsSqrt", torch.float64: "vmdSqrt"}
 
 _loaded = False
 _forked = False
+_child = False
 
 
 def _after_fork_in_child() -> None:
-    global _forked
-    _forked = _forked or _loaded
+    global _forked, _child
+    _forked, _child = _forked or _loaded, True
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -54,6 +55,11 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def forked() -> bool:
     """Whether this process was forked from one that had loaded the Go runtime: then Go must not be entered."""
     return _forked
+
+
+def is_child() -> bool:
+    """Whether this process was forked after this package was imported. torch's own threads are then left behind."""
+    return _child
 
 
 @contextlib.contextmanager
@@ -101,7 +107,7 @@ def _load() -> ModuleType:
             f"roundpipe_go: {_native.__file__} speaks ABI {abi}, this Python code {_ABI}; "
             "they come from different versions, reinstall roundpipe-go"
         )
-    _native.SetTeam(team())
+    _native.SetTeam(0 if _child else team())  # OpenMP would wait for threads that the fork has left behind
     return _native
 
 

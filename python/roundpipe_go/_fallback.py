@@ -59,7 +59,7 @@ def warn(reason: str, params: Sequence[Tensor]) -> None:
 def existing_threads() -> Iterator[None]:
     """A context in which torch's operations use no threads that a fork has left behind, and would wait for without an end."""
     threads = torch.get_num_threads()
-    if not _binding.forked() or threads == 1:
+    if not _binding.is_child() or threads == 1:
         yield
         return
     torch.set_num_threads(1)

@@ -249,6 +249,10 @@ class Step:
         counters = [counter for kernels in self._kernels.values() for counter in kernels.table.counters]
         if len(set(counters)) < len(counters):
             return True
+        everything = [tensor for lists, _ in self._added for some in lists for tensor in some]
+        options = [value for _, options in self._added for value in options.values() if isinstance(value, Tensor)]
+        if options and _storages(options) & _storages(everything):
+            return True  # torch reads an option when it comes to its group
         if any(options["foreach"] for _, options in self._added):
             # torch then goes through all parameters by one operation after the other.
             pointed = [tensor for kernels in self._kernels.values() for tensor in kernels.table.tensors if tensor.numel() > 0]

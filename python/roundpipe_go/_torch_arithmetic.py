@@ -187,6 +187,13 @@ def _detect(setting: str, dtype: torch.dtype) -> TorchArithmetic:
         return TorchArithmetic(arithmetic, None, f"torch's bits are known for x86-64, and this is {platform.machine()}")
     if setting == "ieee":
         return TorchArithmetic(arithmetic, "ieee", f"torch's CPU capability is {capability}; a correct square root was asked for")
+    if _binding.forked():
+        return TorchArithmetic(arithmetic, None, "this process was forked after the Go runtime had started")
+    with _fallback.existing_threads():
+        return _compare(dtype, arithmetic, capability)
+
+
+def _compare(dtype: torch.dtype, arithmetic: str, capability: str) -> TorchArithmetic:
     smallest = torch.tensor([2.0**-126], dtype=torch.float32, device="cpu")
     flushing = smallest.mul(0.5).item() == 0
     torch.set_flush_denormal(False)

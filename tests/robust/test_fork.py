@@ -121,6 +121,40 @@ print("done")
 )
 
 
+PARALLEL_BEFORE = (
+    FORKS
+    + """
+import multiprocessing
+torch.ones(200_000) + 1  # OpenMP has threads now, which the children have not
+def first(dtype):
+    param = torch.ones(3, dtype=dtype).requires_grad_()
+    param.grad = torch.ones_like(param)
+    roundpipe_go.Adam([param]).step()
+    assert 0.998 < param[0].item() < 0.9995
+def report():
+    roundpipe_go.build_info()
+fork = multiprocessing.get_context("fork")
+works = [(first, (torch.float32,)), (first, (torch.float64,)), (report, ())]
+for work, arguments in works:
+    child = fork.Process(target=work, args=arguments)
+    child.start()
+    child.join(100)
+    assert child.exitcode == 0, (work, arguments, child.exitcode)
+twins = trained(1)
+child = fork.Process(target=report)
+child.start()
+child.join(100)
+assert child.exitcode == 0, "report after a step"
+print("done")
+"""
+)
+
+
+def test_first_step_in_a_child_of_a_parent_that_ran_in_parallel():
+    """The looks at torch's arithmetic are torch's operations as well, and must not wait for the parent's threads."""
+    passes(PARALLEL_BEFORE)
+
+
 @pytest.mark.parametrize("count", [2, 8])
 def test_processes_at_once(count, tmp_path):
     """Each with its own Go runtime and all of torch's threads, on cores that all of them want."""
