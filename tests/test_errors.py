@@ -377,6 +377,20 @@ def test_an_error_of_the_first_group_comes_before_one_of_the_second():
     assert sentences[0] == sentences[1]
 
 
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+def test_a_refused_group_beside_one_that_shares_memory_with_it():
+    """Then torch computes both, in order; what it did to the first is put back."""
+    params = [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)]
+    optimizer = roundpipe_go.Adam([{"params": [param]} for param in params])
+    params[0].grad = params[1].grad = torch.ones(3)
+    optimizer.step()
+    before = snapshot(optimizer)
+    optimizer.param_groups[1]["capturable"] = True
+    with pytest.raises(AssertionError, match="capturable"):
+        optimizer.step()
+    assert_unchanged(before)
+
+
 @pytest.mark.parametrize("weight_decay", [True, Decimal("0.1"), 10**30], ids=repr)
 def test_numbers_that_torch_takes_for_none(weight_decay):
     errors = []

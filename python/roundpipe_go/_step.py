@@ -287,7 +287,7 @@ def _run_by_torch(calls: list[_Call], whole: list[_Call]) -> bool:
 
 def _may_fail(call: _Call) -> bool:
     """Whether torch's function may raise after it has written something."""
-    if call.reason in _descriptors.FAILING:
+    if call.reason in _descriptors.FAILING or unserved_options(call.options) in _descriptors.FAILING:
         return True
     if call.options["fused"] and any(tensor.is_complex() or tensor.is_neg() for some in call.lists for tensor in some):
         return True  # it has counted before it finds that it has no such kernel
