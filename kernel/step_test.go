@@ -99,7 +99,7 @@ func testControlWordMatters[T Float](t *testing.T) {
 			s.MXCSR = word
 			results[i] = forVariant(clone(span), v)
 			for range 3 {
-				k.Step(results[i], &s, new(Tile[T]))
+				k.Step(results[i], &s, nil)
 			}
 		}
 		assert.NotEqual(t, results[0].Param, results[2].Param, "%v: rounding down gives what rounding to nearest gives", b)
@@ -191,7 +191,7 @@ func testMaximumIsNaNIfEitherIs[T Float](t *testing.T) {
 		for _, c := range cases {
 			for _, n := range []int{1, 16} { // tail, body
 				span := Span[T]{make([]T, n), make([]T, n), make([]T, n), slices.Repeat([]T{c.expAvgSq}, n), slices.Repeat([]T{c.max}, n)}
-				k.Step(span, &s, new(Tile[T]))
+				k.Step(span, &s, nil)
 				id := fmt.Sprintf("%v: maximum(%x, %x)", b, c.max, c.expAvgSq)
 				sameValues(t, id, span.MaxExpAvgSq, slices.Repeat([]T{c.want}, n))
 			}

@@ -224,7 +224,7 @@ class Step:
 
     def run(self) -> None:
         """Updates everything, or raises and has changed nothing of what the kernels serve."""
-        whole = [_Call(lists, options, _SHARED) for lists, options in self._added]
+        whole = self._whole()
         if self._order_matters():
             _run_by_torch(whole, whole)
             return
@@ -242,16 +242,19 @@ class Step:
     def rehearse(self) -> None:
         """Raises what torch would raise in these groups, and changes nothing."""
         if any(call.reason == _descriptors.CONSTANTS or _may_fail(call) for call in self._unserved):
-            _run_protected([_Call(lists, options, _SHARED) for lists, options in self._added], rehearsal=True)
+            _run_protected(self._whole(), rehearsal=True)
+
+    def _whole(self) -> list[_Call]:
+        """The calls by which torch would compute all groups."""
+        return [_Call(lists, options, _SHARED) for lists, options in self._added]
 
     def _order_matters(self) -> bool:
         """Whether a parameter is updated twice, or those who update after each other, kernels and torch, share memory."""
         counters = [counter for kernels in self._kernels.values() for counter in kernels.table.counters]
         if len(set(counters)) < len(counters):
             return True
-        everything = [tensor for lists, _ in self._added for some in lists for tensor in some]
-        options = [value for _, options in self._added for value in options.values() if isinstance(value, Tensor)]
-        if options and _storages(options) & _storages(everything):
+        values = [value for _, options in self._added for value in options.values() if isinstance(value, Tensor)]
+        if values and _storages(values) & _storages(tensor for lists, _ in self._added for some in lists for tensor in some):
             return True  # torch reads an option when it comes to its group
         if any(options["foreach"] for _, options in self._added):
             # torch then goes through all parameters by one operation after the other.

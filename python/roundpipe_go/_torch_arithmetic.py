@@ -194,6 +194,7 @@ def _detect(setting: str, dtype: torch.dtype) -> TorchArithmetic:
 
 
 def _compare(dtype: torch.dtype, arithmetic: str, capability: str) -> TorchArithmetic:
+    """Finds the square root by torch's own operations, and tries a step with it."""
     smallest = torch.tensor([2.0**-126], dtype=torch.float32, device="cpu")
     flushing = smallest.mul(0.5).item() == 0
     torch.set_flush_denormal(False)

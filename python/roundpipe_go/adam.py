@@ -97,12 +97,8 @@ class Adam(torch.optim.Adam):
 
         if closure is not None and step_plain(self):
             return loss
-        with Alone(self):
-            step = Step()
-            with existing_threads():
-                for group, lists, has_complex in self._init_groups():
-                    step.add(lists, {**self._options(group), "has_complex": has_complex})
-                step.run()
+        with Alone(self), existing_threads():
+            self._collected(self._init_groups()).run()
         return loss
 
     def _init_groups(self) -> list[tuple[dict[str, Any], Lists, bool]]:
@@ -118,17 +114,18 @@ class Adam(torch.optim.Adam):
             for param in without:
                 self.state.pop(param, None)
             if isinstance(error, Exception) and not isinstance(error, MemoryError):
-                self._rehearse(groups)
+                # torch would have computed these groups before it looked at the next one.
+                self._collected(groups).rehearse()
             raise
         use_huge_pages(_moments(self.state[param] for param in without if param in self.state))
         return groups
 
-    def _rehearse(self, groups: list[tuple[dict[str, Any], Lists, bool]]) -> None:
-        """Raises what torch would have raised in these groups before it looked at the next one."""
+    def _collected(self, groups: list[tuple[dict[str, Any], Lists, bool]]) -> Step:
+        """The step of these groups."""
         step = Step()
         for group, lists, has_complex in groups:
             step.add(lists, {**self._options(group), "has_complex": has_complex})
-        step.rehearse()
+        return step
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a pickled or loaded state; torch calls it for both."""
