@@ -17,8 +17,8 @@ import "math"
 // [1, 2): c = C*2^-23 and x = X*2^-23 with integers of 24 bits.
 //
 // The sum x*h + x*l differs from x/c before its last rounding, by less than x*(2^-49 + 2^-77), for the roundings of l, + 2^-48, for
-// that of x*l. The two round apart only if a midpoint of two floats, M*2^-25 or (from 1 on) M*2^-24 with an odd M of 25 bits, is within that
-// distance of x/c. Multiplied by c and by a power of two that reads, with an integer j that cannot be zero,
+// that of x*l. The two round apart only if a midpoint of two floats, M*2^-25 or (from 1 on) M*2^-24 with an odd M of 25 bits, is
+// within that distance of x/c. Multiplied by c and by a power of two that reads, with an integer j that cannot be zero,
 //
 //	M*C = X*2^25 + j, |j| < 4   where x < c
 //	M*C = X*2^24 + j, |j| < 2   where x >= c

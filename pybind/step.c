@@ -74,7 +74,7 @@ static PyObject *grad_name, *params_name, *lr_name, *betas_name, *eps_name, *wei
 static PyObject *state_names[NUM_TENSORS];
 static PyObject *untyped_storage; // the unbound method of Tensor
 static PyObject *condition_wait;  // the code of threading.Condition.wait
-static PyObject *owners;          // _alone.owners: the thread that is in a step of an optimizer, by the optimizer's id
+static PyObject *owners;          // _alone.owners: who is in a step of an optimizer, by the optimizer's id
 
 // Each of the following returns 1 for yes, 0 for no ("not plain": Python decides), -1 with an exception.
 
