@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import roundpipe_go
 from oracle import Twins, assert_unchanged, randn_like, snapshot
-from roundpipe_go import FallbackWarning
+from roundpipe_go import FallbackWarning, _binding
 
 
 def floats(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -399,6 +399,18 @@ def test_forked_child(moment, warns):
     assert ("forked" in child) == warns, child
     assert child.count("roundpipe_go:") == warns, child
     assert parent == f"parent {2.0 if warns else 1.0}"
+
+
+def test_go_is_not_entered_in_a_forked_child(monkeypatch):
+    """It may wait for threads that the fork has left behind, also in calls that compute nothing."""
+    _binding.backends()  # as the parent has, whose first call it is
+    monkeypatch.setattr(_binding, "_forked", True)
+    for enter in (lambda: _binding.step([]), lambda: _binding.sqrt(0, 0, 0, dtype=torch.float32, backend=0, square_root=0)):
+        with pytest.raises(RuntimeError, match="^roundpipe_go: this process was forked .*; start workers by spawn or forkserver$"):
+            enter()
+    info = roundpipe_go.build_info()
+    assert info["forked"] and info["extension"].startswith("error: roundpipe_go: this process was forked"), info
+    assert info["backend"] in info["backends"] and info["go"] is None, info
 
 
 @pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")

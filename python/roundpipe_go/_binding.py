@@ -1,7 +1,7 @@
 """The only importer of ``_native``: typed wrappers around its functions.
 
 The module is loaded at first use, not at import. Its Go runtime does not survive ``fork``, so a process that forks before
-its first step has nothing to lose; in a child forked later no function of it may be called (see ``forked``).
+its first step has nothing to lose; in a child forked later no function of it may be called, and ``_module`` refuses.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ EXCHANGE_API = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 LIBRARY_FUNCTIONS = {torch.float32: "vmsSqrt", torch.float64: "vmdSqrt"}
 """oneMKL's square roots, which torch's official wheels call and export."""
 
+FORKED = "this process was forked after the Go runtime had started"
+"""Why nothing is computed in Go where ``forked`` says so."""
+
 _loaded = False
 _forked = False
 _child = False
@@ -53,7 +56,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def forked() -> bool:
-    """Whether this process was forked from one that had loaded the Go runtime: then Go must not be entered."""
+    """Whether this process was forked from one that had loaded the Go runtime.
+
+    Go must not be entered then: it may wait for threads that the fork has left behind.
+    """
     return _forked
 
 
@@ -83,8 +89,14 @@ def _signals_kept() -> Iterator[None]:
 _loading = threading.Lock()
 
 
-@functools.cache
 def _module() -> ModuleType:
+    if _forked:
+        raise RuntimeError(f"roundpipe_go: {FORKED}; start workers by spawn or forkserver")
+    return _loaded_module()
+
+
+@functools.cache
+def _loaded_module() -> ModuleType:
     with _loading:
         return _load()
 

@@ -68,7 +68,7 @@ def unserved_options(options: Options) -> str | None:
     if isinstance(lr, Tensor) and lr.dim() > 0 and not _TAKES_LR_OF_ONE_ELEMENT:
         return _descriptors.CONSTANTS
     if _binding.forked():
-        return "this process was forked after the Go runtime had started; start workers by spawn or forkserver"
+        return f"{_binding.FORKED}; start workers by spawn or forkserver"
     return None
 
 

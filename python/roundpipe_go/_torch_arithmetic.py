@@ -188,7 +188,7 @@ def _detect(setting: str, dtype: torch.dtype) -> TorchArithmetic:
     if setting == "ieee":
         return TorchArithmetic(arithmetic, "ieee", f"torch's CPU capability is {capability}; a correct square root was asked for")
     if _binding.forked():
-        return TorchArithmetic(arithmetic, None, "this process was forked after the Go runtime had started")
+        return TorchArithmetic(arithmetic, None, _binding.FORKED)
     with _fallback.existing_threads():
         return _compare(dtype, arithmetic, capability)
 

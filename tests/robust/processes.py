@@ -30,6 +30,9 @@ def trained(steps=3, numel=700_001, **options):
 """
 """What scripts begin with: twins compare every bit with torch's, and a step that torch computes is an error."""
 
+GRACE = 10
+"""Seconds in which the helpers of a process that has ended must follow: multiprocessing's notice its end by a closed pipe."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -112,13 +115,16 @@ class Process:
         return self._popen.stdout.readline()
 
     def end(self, timeout: float = 300) -> Outcome:
-        """Waits for its end, at which nothing of its session may be left.
+        """Waits for its end, soon after which nothing of its session may be left.
 
         Raises:
             AssertionError: it does not end in time, or leaves processes behind. They have been killed.
         """
         try:
             out, err = self._popen.communicate(timeout=timeout)
+            soon = time.monotonic() + GRACE
+            while time.monotonic() < soon and _session(self.pid):
+                time.sleep(0.02)
         except subprocess.TimeoutExpired:
             stacks = _stacks(self.pid)
             self.kill()

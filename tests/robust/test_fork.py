@@ -52,6 +52,8 @@ def by_torch(twins):
     twins.torch.step()
     twins.assert_equal()
     trained(numel=100)
+    info = roundpipe_go.build_info()
+    assert info["forked"] and "forked" in info["extension"], info
 
 def ready(numel=700_001):
     twins = trained(numel=numel)
@@ -97,7 +99,7 @@ print("done")
 
 
 def test_fork_at_every_moment():
-    """Before Go is loaded the child computes in Go; after, by torch and with one warning. It never hangs."""
+    """Before Go is loaded the child computes in Go; after, by torch and with one warning. It never enters Go, and never hangs."""
     passes(AT_EVERY_MOMENT.replace("FORKS", "40"), env={"OMP_NUM_THREADS": "2"})
 
 
