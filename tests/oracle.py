@@ -27,7 +27,7 @@ def ieee_sqrt(x: Tensor, out: Tensor | None = None) -> Tensor:
 
 def bits(tensor: Tensor) -> Tensor:
     """The bit patterns of a tensor as integers, flat. Every NaN gives the same pattern: payloads carry no meaning."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = tensor.detach().to_dense().resolve_conj().resolve_neg()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.reshape(-1)
@@ -56,7 +56,7 @@ def assert_equal_bits(got: Tensor, want: Tensor, name: str) -> None:
         return
     wrong = (got_bits != want_bits).nonzero().flatten()
     i = int(wrong[0])
-    flat = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (got.detach(), want.detach())]
+    flat = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (got.detach().to_dense(), want.detach().to_dense())]
     g, w = (_describe(t.reshape(-1)[i]) for t in flat)
     ulps = abs(_rank(int(got_bits[i]), got_bits.element_size()) - _rank(int(want_bits[i]), want_bits.element_size()))
     raise AssertionError(f"{name}: {len(wrong)} of {len(got_bits)} differ, first at {i}: got {g}, want {w}, {ulps} ulp apart")

@@ -70,10 +70,13 @@ def existing_threads() -> Iterator[None]:
 
 
 def torch_adam(lists: Sequence[list[Tensor]], options: dict[str, Any]) -> None:
-    """Calls ``torch.optim.adam.adam`` of the installed torch, whatever its version calls decoupled decay."""
+    """Calls ``torch.optim.adam.adam`` of the installed torch, whatever its version calls decoupled decay.
+
+    The lists stay as they are: torch replaces complex tensors in its own by their real views.
+    """
     function: Callable[..., None] = _adam
     if not DECOUPLED_IN_ADAM:
         options = dict(options)
         if options.pop("decoupled_weight_decay"):
             function = _adamw
-    function(*lists, **options)
+    function(*(list(some) for some in lists), **options)

@@ -113,7 +113,7 @@ def _run_protected(calls: list[_Call], rehearsal: bool = False) -> None:
             with torch.inference_mode():  # torch refuses a write to its tensors only after it has written
                 for tensor, values in zip(written, before):
                     if not _overlaps_itself(tensor):  # such a write it refuses before
-                        tensor.detach().copy_(values)
+                        tensor.copy_(values)
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
@@ -292,10 +292,14 @@ def _may_fail(call: _Call) -> bool:
     """Whether torch's function may raise after it has written something."""
     if call.reason in _descriptors.FAILING or unserved_options(call.options) in _descriptors.FAILING:
         return True
-    if call.options["fused"] and any(tensor.is_complex() or tensor.is_neg() for some in call.lists for tensor in some):
-        return True  # it has counted before it finds that it has no such kernel
-    if any(tensor.is_conj() for some in call.lists for tensor in some):
-        return True  # it has counted before it asks for real views, which such a tensor has not
+    # It has counted before it finds that its fused kernel takes no complex tensor, that its foreach operations write to no negated
+    # one, and that a conjugated one has no real view.
+    if any(
+        tensor.is_neg() or tensor.is_conj() or (tensor.is_complex() and call.options["fused"])
+        for some in call.lists
+        for tensor in some
+    ):
+        return True
     for param, grad, *state in zip(*(some for some in call.lists[:-1] if some), strict=True):
         for tensor in (grad, *state):
             if tensor.dtype != param.dtype or tensor.shape != param.shape or tensor.device != param.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import sys
@@ -204,6 +205,76 @@ def test_refusal_in_the_last_group_leaves_the_first():
     with pytest.raises(RuntimeError), pytest.warns(roundpipe_go.FallbackWarning):
         step(optimizer)
     assert_unchanged(kept)
+
+
+def in_inference_mode(tensor: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return tensor.clone()
+
+
+ODD: dict[str, Callable[[Tensor], Tensor]] = {
+    "negated": lambda tensor: torch._neg_view(tensor.clone()),
+    "conjugated": lambda tensor: tensor.conj(),
+    "double": lambda tensor: tensor.to(torch.complex128 if tensor.is_complex() else torch.float64),
+    "in inference mode": in_inference_mode,
+    "expanded": lambda tensor: tensor[:1].clone().expand(tensor.shape),
+    "shorter": lambda tensor: tensor[1:].clone(),
+    "sparse": lambda tensor: tensor.to_sparse(),
+}
+"""Tensors that torch refuses in some places and computes with in others. As param.data they are under the same parameter."""
+
+BEYOND_MEMORY = ("expanded", "shorter", "sparse")
+"""Of these, those that torch's fused kernel would write beyond, for it looks at the parameter's length alone."""
+
+FORMULAS: dict[str, dict[str, Any]] = {
+    "served": {},
+    "beta1 = 0": {"betas": (0.0, 0.999)},
+    "foreach": {"foreach": True},
+    "foreach, beta1 = 0": {"foreach": True, "betas": (0.0, 0.999)},
+    "fused": {"fused": True},
+    "lr tensor": {"lr": torch.tensor(0.1, dtype=torch.float64)},
+    "capturable": {"capturable": True, "lr": torch.tensor(0.1)},
+    "differentiable": {"differentiable": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of every reason, and torch's own of conversions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_tensor_under_every_formula(odd, formula, dtype):
+    """What torch refuses is refused in its words and changes nothing; what it takes has its bits."""
+    for name in ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+        if formula == "fused" and odd in BEYOND_MEMORY:
+            continue
+        outcomes = []
+        for cls in (roundpipe_go.AdamW, torch.optim.AdamW):
+            optimizer = cls(
+                [{"params": [torch.linspace(-1, 1, n, dtype=dtype).requires_grad_() for n in (5, 6)]} for _ in range(2)],
+                amsgrad=True,
+                weight_decay=0.1,
+            )
+            step(optimizer)
+            step(optimizer)
+            last = optimizer.param_groups[1]["params"][1]
+            optimizer.param_groups[1].update(FORMULAS[formula])
+            with contextlib.suppress(RuntimeError):  # a parameter takes no data, and no gradient, of another kind
+                if name in ("param", "grad"):
+                    setattr(last, *("data", ODD[odd](last.data)) if name == "param" else ("grad", ODD[odd](last.grad)))
+                else:
+                    optimizer.state[last][name] = ODD[odd](optimizer.state[last][name])
+            before = snapshot(optimizer)
+            try:
+                optimizer.step()
+                outcomes.append((None, values(optimizer)))
+            except (RuntimeError, TypeError, NotImplementedError, ValueError, AssertionError) as error:
+                outcomes.append((f"{type(error).__name__}: {error}", {}))
+                if cls is roundpipe_go.AdamW:
+                    assert_unchanged(before)
+        (ours, got), (torchs, want) = outcomes
+        assert ours == torchs, name
+        for key, value in want.items():
+            assert_equal_bits(got[key], value, f"{name} {odd}: {key}")
 
 
 @pytest.mark.parametrize("failing", range(8))
