@@ -2,22 +2,9 @@ package goadam
 
 import (
 	"fmt"
-	"sync"
 
 	"roundpipe-go/kernel"
 )
-
-// serialBelow, in elements of a whole call, is where waking a goroutine starts to pay: under it the hand-off of 25 to 100 µs costs
-// more than it brings. The threads of a team mostly wait for work already; that they enter Go costs some 40 µs.
-const (
-	serialBelow     = 1 << 18
-	serialBelowTeam = 1 << 17
-)
-
-// rowElements is what the search for overlapping rows costs for a row, in elements: 0.3 to 2 µs where it has to search
-// (BenchmarkRowsOverlap), 15 ns where the rows are those of the last step. Where rows are smaller on average, a second thread brings
-// less than that.
-const rowElements = 1 << 9
 
 // maxThreads bounds Config.Threads: Go's scheduler takes memory for every thread it is told of, needed or not.
 const maxThreads = 1 << 10
@@ -31,9 +18,14 @@ type Config[T kernel.Float] struct {
 	SquareRoot kernel.SquareRoot
 	// Library is the square root of kernel.Library. It also stands in where an estimated one cannot run.
 	Library kernel.LibrarySquareRoot[T]
-	// Team lends threads; without one, nil, goroutines work.
-	Team Team
+	// Team lends threads for assembly kernels; without one, nil, and for portable kernels, goroutines work.
+	Team Team[T]
 }
+
+// A Team makes calls of kernels on up to threads threads at once, of which the caller's is one, and returns when all are made:
+// calls[starts[i]:starts[i+1]] in order by one thread, for each i. It is how a host lends threads that it has at hand, and that need
+// not enter Go. All that the calls point to stays where it is meanwhile.
+type Team[T kernel.Float] func(threads int, calls []kernel.Call[T], starts []int)
 
 // Step updates all params, or refuses and changes nothing. It is, for every row in order,
 //
@@ -79,21 +71,6 @@ func Prepare[T kernel.Float](params []Param[T], groups []Group, config Config[T]
 	}, nil
 }
 
-func update[T kernel.Float](params []Param[T], steppers []stepper[T], numel int, config Config[T]) error {
-	step := func(s span, tile *kernel.Tile[T]) {
-		row := &params[s.row]
-		steppers[row.Group].step(row.part(s.begin, s.end), tile)
-	}
-	threads, least := min(config.Threads, maxThreads), serialBelow
-	if config.Team != nil {
-		least = serialBelowTeam
-	}
-	if threads > 1 && numel >= max(least, rowElements*len(params)) && !rowsOverlap(params) {
-		return updateParallel(params, pieceLen(numel, threads), threads, config.Team, step)
-	}
-	return updateSerial(params, step)
-}
-
 // stepper is a group ready to run: its kernel and its narrowed scalars.
 type stepper[T kernel.Float] struct {
 	kernel  kernel.Kernel[T]
@@ -102,6 +79,15 @@ type stepper[T kernel.Float] struct {
 
 func (s *stepper[T]) step(part kernel.Span[T], tile *kernel.Tile[T]) {
 	s.kernel.Step(part, &s.scalars, tile)
+}
+
+func allAssembly[T kernel.Float](steppers []stepper[T]) bool {
+	for i := range steppers {
+		if !steppers[i].kernel.IsAssembly() {
+			return false
+		}
+	}
+	return true
 }
 
 func newSteppers[T kernel.Float](groups []Group, config Config[T], mxcsr uint32) ([]stepper[T], error) {
@@ -142,57 +128,4 @@ func (p *Param[T]) part(begin, end int) kernel.Span[T] {
 		s.MaxExpAvgSq = p.MaxExpAvgSq[begin:end]
 	}
 	return s
-}
-
-// tiles are scratch for the library square root, kept apart per thread of a call: of float32 and of float64.
-var tiles [2]sync.Pool
-
-func tilesOf[T kernel.Float]() *sync.Pool {
-	if _, double := any(*new(T)).(float64); double {
-		return &tiles[1]
-	}
-	return &tiles[0]
-}
-
-func borrowTile[T kernel.Float]() *kernel.Tile[T] {
-	if tile, ok := tilesOf[T]().Get().(*kernel.Tile[T]); ok {
-		return tile
-	}
-	return new(kernel.Tile[T])
-}
-
-func returnTile[T kernel.Float](tile *kernel.Tile[T]) { tilesOf[T]().Put(tile) }
-
-// updateSerial runs the rows in order on the calling thread.
-func updateSerial[T kernel.Float](params []Param[T], step func(span, *kernel.Tile[T])) error {
-	return runPieces(1, 1, nil, func(int) {
-		tile := borrowTile[T]()
-		defer returnTile(tile)
-		for row := range params {
-			numel := len(params[row].Param)
-			if row+1 < len(params) {
-				next := &params[row+1]
-				kernel.Prefetch(next.part(0, len(next.Param)))
-			}
-			for begin := 0; begin < numel; begin += maxSpan {
-				step(span{row, begin, min(begin+maxSpan, numel)}, tile)
-			}
-		}
-	})
-}
-
-func updateParallel[T kernel.Float](params []Param[T], length, threads int, team Team, step func(span, *kernel.Tile[T])) error {
-	p := newPlan(params, length)
-	return runPieces(p.pieces(), threads, team, func(piece int) {
-		tile := borrowTile[T]()
-		defer returnTile(tile)
-		spans := p.piece(piece)
-		for i, s := range spans {
-			if i+1 < len(spans) {
-				next := spans[i+1]
-				kernel.Prefetch(params[next.row].part(next.begin, next.end))
-			}
-			step(s, tile)
-		}
-	})
 }

@@ -33,7 +33,14 @@ func pieceLen(numel, threads int) int {
 // newPlan packs tensors into pieces of about pieceLen elements over one flat list. A tensor shorter than a piece is never
 // cut; a longer one is cut where a cache line of the parameter begins, so that two threads do not write to the same line.
 func newPlan[T kernel.Float](params []Param[T], length int) *plan {
-	p := &plan{starts: []int{0}}
+	p := new(plan)
+	fill(p, params, length)
+	return p
+}
+
+// fill makes p the plan of params, in the memory that it has.
+func fill[T kernel.Float](p *plan, params []Param[T], length int) {
+	p.spans, p.starts = p.spans[:0], append(p.starts[:0], 0)
 	room := length
 	for row := range params {
 		numel := len(params[row].Param)
@@ -60,5 +67,4 @@ func newPlan[T kernel.Float](params []Param[T], length int) *plan {
 	if p.isOpen() {
 		p.close()
 	}
-	return p
 }

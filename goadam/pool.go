@@ -20,13 +20,9 @@ type queue struct {
 	failure  atomic.Pointer[error]
 }
 
-// A Team calls work on up to threads threads at once, of which the caller's is one, and returns when all calls have. It is how a
-// host lends threads that it has at hand.
-type Team func(threads int, work func())
-
-// runPieces calls run for every piece in [0, pieces), on up to threads threads of which the caller is one: those of the team,
-// or goroutines without one. A panic in run comes back as an error; pieces not yet begun are then left out.
-func runPieces(pieces, threads int, team Team, run func(piece int)) error {
+// runPieces calls run for every piece in [0, pieces), on up to threads goroutines of which the caller's is one. A panic in run comes
+// back as an error; pieces not yet begun are then left out.
+func runPieces(pieces, threads int, run func(piece int)) error {
 	q := &queue{pieces: int64(pieces), run: run, last: make(chan struct{}, 1)}
 	if pieces == 0 {
 		return nil
@@ -34,21 +30,14 @@ func runPieces(pieces, threads int, team Team, run func(piece int)) error {
 	threads = min(threads, pieces)
 	if threads > 1 {
 		raiseGOMAXPROCS(threads + spareProcs)
-	}
-	switch {
-	case threads <= 1:
-		q.work()
-	case team != nil:
-		team(threads, q.work)
-	default:
 		for range threads - 1 {
 			go q.work()
 		}
 		// The goroutine made last waits in the spawning thread's own slot, from which others steal only after a pause of
 		// 50 to 75 µs; let that one be of no consequence.
 		go func() {}()
-		q.work()
 	}
+	q.work()
 	<-q.last
 	if failure := q.failure.Load(); failure != nil {
 		return *failure

@@ -28,7 +28,7 @@ func TestRunPiecesRunsEachPieceOnce(t *testing.T) {
 	for call := range 3000 {
 		pieces, threads := r.IntN(40), r.IntN(10)
 		runs := make([]int, pieces) // plain memory: the join must order it for the race detector too
-		require.NoError(t, runPieces(pieces, threads, nil, func(piece int) { runs[piece]++ }))
+		require.NoError(t, runPieces(pieces, threads, func(piece int) { runs[piece]++ }))
 		for piece, n := range runs {
 			require.Equal(t, 1, n, "call %d: piece %d of %d on %d threads", call, piece, pieces, threads)
 		}
@@ -40,7 +40,7 @@ func TestRunPiecesUsesAllThreads(t *testing.T) {
 	const threads = 4
 	var together sync.WaitGroup // opens only when as many pieces run at once as there are threads
 	together.Add(threads)
-	assert.NoError(t, runPieces(threads, threads, nil, func(int) {
+	assert.NoError(t, runPieces(threads, threads, func(int) {
 		together.Done()
 		together.Wait()
 	}))
@@ -64,7 +64,7 @@ func TestPanicLeavesOutTheRest(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for threads := 1; threads <= 8; threads++ {
 		var runs atomic.Int64
-		err := runPieces(1000, threads, nil, func(int) {
+		err := runPieces(1000, threads, func(int) {
 			runs.Add(1)
 			panic("boom")
 		})
@@ -122,7 +122,7 @@ func TestGOMAXPROCSIsRaisedNotLowered(t *testing.T) {
 	defer runtime.GOMAXPROCS(procs)
 	nothing := func(int) {}
 	for _, c := range []struct{ pieces, threads, want int }{{100, 1, 1}, {100, 3, 5}, {100, 2, 5}, {2, 9, 5}, {100, 5, 7}} {
-		assert.NoError(t, runPieces(c.pieces, c.threads, nil, nothing))
+		assert.NoError(t, runPieces(c.pieces, c.threads, nothing))
 		assert.Equal(t, c.want, runtime.GOMAXPROCS(0), "after %d pieces on %d threads", c.pieces, c.threads)
 	}
 }
@@ -148,35 +148,4 @@ func testCallsAtTheSameTime[T kernel.Float](t *testing.T) {
 		require.NoError(t, errs[i])
 		sameRows(t, fmt.Sprintf("call %d", i), results[i], want)
 	}
-}
-
-// TestTeamRunsEveryPieceOnce lends threads as a host does: fewer than asked for, and one that comes when all is claimed.
-func TestTeamRunsEveryPieceOnce(t *testing.T) {
-	for _, lent := range []int{1, 2, 5} {
-		asked, runs := 0, make([]atomic.Int32, 1000)
-		team := func(threads int, work func()) {
-			asked = threads
-			var all sync.WaitGroup
-			for range lent {
-				all.Go(work)
-			}
-			all.Wait()
-			work()
-		}
-		require.NoError(t, runPieces(len(runs), 4, team, func(piece int) { runs[piece].Add(1) }))
-		assert.Equal(t, 4, asked)
-		for piece := range runs {
-			assert.EqualValues(t, 1, runs[piece].Load(), "piece %d of a team of %d", piece, lent)
-		}
-	}
-}
-
-func TestPanicInATeamIsAnError(t *testing.T) {
-	team := func(_ int, work func()) { work() }
-	err := runPieces(10, 2, team, func(piece int) {
-		if piece == 3 {
-			panic("four")
-		}
-	})
-	assert.ErrorContains(t, err, "goadam: panic in the update: four")
 }

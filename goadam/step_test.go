@@ -47,10 +47,7 @@ func testUpdateParallelOverShortPieces[T kernel.Float](t *testing.T) {
 		require.NoError(t, err)
 		for threads := 1; threads <= 8; threads++ {
 			got := clone(rows[v.AMSGrad])
-			require.NoError(t, updateParallel(got, 16+threads, threads, nil, func(s span, tile *kernel.Tile[T]) {
-				row := &got[s.row]
-				steppers[row.Group].step(row.part(s.begin, s.end), tile)
-			}))
+			require.NoError(t, updateParallel(got, steppers, 16+threads, threads))
 			for i := range got {
 				got[i].Step.set(7)
 			}

@@ -104,6 +104,9 @@ var kernelsAVX2_float32 = [numVariants]stages[float32]{
 	{moments: adamAVX2_float32_none_amsgrad_maximize_plain_moments, update: adamAVX2_float32_decoupled_update},
 }
 
+// codesAVX2_float32 has the addresses of these.
+var codesAVX2_float32 [numVariants]codes
+
 // kernelsAVX512_float32 has the kernel of each variant, in the order of Variants.
 var kernelsAVX512_float32 = [numVariants]stages[float32]{
 	{step: adamAVX512_float32_none_fma_ieee, reciprocal: adamAVX512_float32_none_fma_ieee_reciprocal},
@@ -203,6 +206,9 @@ var kernelsAVX512_float32 = [numVariants]stages[float32]{
 	{moments: adamAVX512_float32_none_amsgrad_plain_moments, update: adamAVX512_float32_decoupled_update},
 	{moments: adamAVX512_float32_none_amsgrad_maximize_plain_moments, update: adamAVX512_float32_decoupled_update},
 }
+
+// codesAVX512_float32 has the addresses of these.
+var codesAVX512_float32 [numVariants]codes
 
 // kernelsAVX2_float64 has the kernel of each variant, in the order of Variants.
 var kernelsAVX2_float64 = [numVariants]stages[float64]{
@@ -304,6 +310,9 @@ var kernelsAVX2_float64 = [numVariants]stages[float64]{
 	{moments: adamAVX2_float64_none_amsgrad_maximize_plain_moments, update: adamAVX2_float64_decoupled_update},
 }
 
+// codesAVX2_float64 has the addresses of these.
+var codesAVX2_float64 [numVariants]codes
+
 // kernelsAVX512_float64 has the kernel of each variant, in the order of Variants.
 var kernelsAVX512_float64 = [numVariants]stages[float64]{
 	{step: adamAVX512_float64_none_fma_ieee},
@@ -403,3 +412,6 @@ var kernelsAVX512_float64 = [numVariants]stages[float64]{
 	{moments: adamAVX512_float64_none_amsgrad_plain_moments, update: adamAVX512_float64_decoupled_update},
 	{moments: adamAVX512_float64_none_amsgrad_maximize_plain_moments, update: adamAVX512_float64_decoupled_update},
 }
+
+// codesAVX512_float64 has the addresses of these.
+var codesAVX512_float64 [numVariants]codes

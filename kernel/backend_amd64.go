@@ -20,12 +20,20 @@ func assemblyBackends() []Backend {
 }
 
 // assemblyStages finds the kernel of a variant on a backend other than Generic.
-func assemblyStages[T Float](b Backend, v Variant) stages[T] {
+func assemblyStages[T Float](b Backend, v Variant) (stages[T], *codes) {
 	type table = *[numVariants]stages[T]
-	if b == AVX2 {
-		return either[table](&kernelsAVX2_float32, &kernelsAVX2_float64)[v.index()]
+	i := v.index()
+	_, double := any(*new(T)).(float64)
+	switch {
+	case b == AVX2 && double:
+		return any(&kernelsAVX2_float64).(table)[i], &codesAVX2_float64[i]
+	case b == AVX2:
+		return any(&kernelsAVX2_float32).(table)[i], &codesAVX2_float32[i]
+	case double:
+		return any(&kernelsAVX512_float64).(table)[i], &codesAVX512_float64[i]
+	default:
+		return any(&kernelsAVX512_float32).(table)[i], &codesAVX512_float32[i]
 	}
-	return either[table](&kernelsAVX512_float32, &kernelsAVX512_float64)[v.index()]
 }
 
 // assemblySqrt finds a square root, other than Library, of a backend other than Generic that has it.

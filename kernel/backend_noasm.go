@@ -6,7 +6,7 @@ import "unsafe"
 
 func assemblyBackends() []Backend { return nil }
 
-func assemblyStages[T Float](Backend, Variant) stages[T] { return stages[T]{} }
+func assemblyStages[T Float](Backend, Variant) (stages[T], *codes) { return stages[T]{}, nil }
 
 func assemblySqrt[T Float](Backend, SquareRoot) sqrtFunc[T] { return nil }
 

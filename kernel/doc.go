@@ -70,4 +70,4 @@ package kernel
 //go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx512 -element float32 -pkg kernel -out ../adam_avx512_float32_amd64.s -stubs ../adam_avx512_float32_amd64.go
 //go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx2 -element float64 -pkg kernel -out ../adam_avx2_float64_amd64.s -stubs ../adam_avx2_float64_amd64.go
 //go:generate env GOFLAGS=-tags=purego go run -C _asm . -isa avx512 -element float64 -pkg kernel -out ../adam_avx512_float64_amd64.s -stubs ../adam_avx512_float64_amd64.go
-//go:generate env GOFLAGS=-tags=purego go run -C _asm . -lookup ../adam_lookup_amd64.go
+//go:generate env GOFLAGS=-tags=purego go run -C _asm . -lookup ../adam_lookup_amd64

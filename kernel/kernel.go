@@ -62,15 +62,18 @@ type stages[T Float] struct {
 	update           updateFunc[T]
 }
 
+// codes are the addresses of the functions that stages has, where these are assembly; zero where there are none.
+type codes struct{ step, reciprocal, moments, update uintptr }
+
 // A sqrtFunc sets y[i] = sqrt(x[i]) under a control word.
 type sqrtFunc[T Float] func(y, x []T, mxcsr uint32)
 
 // Kernel is one variant on one backend, for elements T.
 type Kernel[T Float] struct {
 	stages[T]
-	library  LibrarySquareRoot[T]
-	amsgrad  bool
-	assembly bool
+	codes   *codes // nil for the portable kernels
+	library LibrarySquareRoot[T]
+	amsgrad bool
 }
 
 // Lookup finds the kernel of a variant on a backend. A caller does so once for many spans. The library function is nil unless
@@ -84,14 +87,14 @@ func Lookup[T Float](b Backend, v Variant, library LibrarySquareRoot[T]) (Kernel
 	case v.SquareRoot == Library && library == nil:
 		return Kernel[T]{}, fmt.Errorf("kernel: square root %v needs a function", v.SquareRoot)
 	}
-	k := Kernel[T]{amsgrad: v.AMSGrad, assembly: b != Generic}
+	k := Kernel[T]{amsgrad: v.AMSGrad}
 	if v.SquareRoot == Library {
 		k.library = library
 	}
 	if b == Generic {
 		k.stages = genericStages[T](v)
 	} else {
-		k.stages = assemblyStages[T](b, v)
+		k.stages, k.codes = assemblyStages[T](b, v)
 	}
 	return k, nil
 }
@@ -99,11 +102,11 @@ func Lookup[T Float](b Backend, v Variant, library LibrarySquareRoot[T]) (Kernel
 // Step updates a span in place, by the algorithm in the package's documentation. It allocates nothing. The tile may be nil
 // unless the square root is Library.
 func (k *Kernel[T]) Step(span Span[T], s *Scalars[T], tile *Tile[T]) {
-	if k.assembly {
+	if k.codes != nil {
 		markSpan(span)
 	}
 	if k.library == nil {
-		if k.reciprocal != nil && s.Reciprocal != 0 && s.MXCSR&roundingMask == 0 {
+		if k.multiplies(s) {
 			k.reciprocal(span, s)
 		} else {
 			k.step(span, s)
@@ -119,6 +122,37 @@ func (k *Kernel[T]) Step(span Span[T], s *Scalars[T], tile *Tile[T]) {
 		k.moments(part, s)
 		k.library(tile[:len(second)], second)
 		k.update(part, tile, s)
+	}
+}
+
+// multiplies reports whether the kernel that multiplies by the reciprocal is there and may be taken.
+func (k *Kernel[T]) multiplies(s *Scalars[T]) bool {
+	return k.reciprocal != nil && s.Reciprocal != 0 && s.MXCSR&roundingMask == 0
+}
+
+// Call is a call of a kernel's assembly as C can make it. The assembly neither needs a goroutine nor grows the stack, and keeps only
+// the stack and frame pointers; its arguments lie above the return address, in this order.
+type Call[T Float] struct {
+	Span    Span[T]
+	Scalars *Scalars[T]
+	// Step is the address of the whole step, func(Span, *Scalars), or else of its part before a Library square root.
+	Step uintptr
+	// Update is the address of the part after that square root, func(Span, *Tile, *Scalars), or 0.
+	Update uintptr
+}
+
+// IsAssembly reports whether there is a Call for what Step does.
+func (k *Kernel[T]) IsAssembly() bool { return k.codes != nil }
+
+// Call is what Step does for a span, for an assembly kernel.
+func (k *Kernel[T]) Call(span Span[T], s *Scalars[T]) Call[T] {
+	switch {
+	case k.library != nil:
+		return Call[T]{span, s, k.codes.moments, k.codes.update}
+	case k.multiplies(s):
+		return Call[T]{span, s, k.codes.reciprocal, 0}
+	default:
+		return Call[T]{span, s, k.codes.step, 0}
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // abi is the version of the tables and of the functions; _binding.py asks for the one it was written for.
-const abi = 5
+const abi = 6
 
 // ABI returns the version of the boundary that doc.go describes.
 func ABI() (int64, error) { return abi, nil }
@@ -46,9 +46,9 @@ func steps(calls []call) (unserved int64, err error) {
 	others := func() (int64, error) { return steps(calls[1:]) }
 	switch c := &calls[0]; c.dtype {
 	case float32Code:
-		return step(c, vmsSqrt, &params32, others)
+		return step[float32](c, &params32, others)
 	case float64Code:
-		return step(c, vmdSqrt, &params64, others)
+		return step[float64](c, &params64, others)
 	default:
 		return 0, unknownDtype(c.dtype)
 	}
@@ -62,8 +62,8 @@ func unknownDtype(dtype int64) error {
 var params32, params64 sync.Pool
 
 // step checks a call, then has the others checked and taken, then takes its own.
-func step[T kernel.Float](c *call, library func() kernel.LibrarySquareRoot[T], pool *sync.Pool, others func() (int64, error)) (unserved int64, err error) {
-	config, err := newConfig(c.threads, c.backend, c.arithmetic, c.squareRoot, library)
+func step[T kernel.Float](c *call, pool *sync.Pool, others func() (int64, error)) (unserved int64, err error) {
+	config, err := newConfig[T](c.threads, c.backend, c.arithmetic, c.squareRoot, library(c.dtype))
 	if err != nil {
 		return 0, err
 	}
@@ -102,14 +102,14 @@ func Sqrt(y, x, numel, dtype, backend, squareRoot int64) (count int64, err error
 	defer recoverTo(&err)
 	switch dtype {
 	case float32Code:
-		return sqrt(y, x, numel, backend, squareRoot, vmsSqrt)
+		return sqrt[float32](y, x, numel, backend, squareRoot, library(dtype))
 	case float64Code:
-		return sqrt(y, x, numel, backend, squareRoot, vmdSqrt)
+		return sqrt[float64](y, x, numel, backend, squareRoot, library(dtype))
 	}
 	return 0, unknownDtype(dtype)
 }
 
-func sqrt[T kernel.Float](y, x, numel, backend, squareRoot int64, library func() kernel.LibrarySquareRoot[T]) (count int64, err error) {
+func sqrt[T kernel.Float](y, x, numel, backend, squareRoot int64, library *librarySquareRoot) (count int64, err error) {
 	ys, err := memory[T]("y", y, numel)
 	if err != nil {
 		return 0, fmt.Errorf("pybind: %w", err)
@@ -118,7 +118,7 @@ func sqrt[T kernel.Float](y, x, numel, backend, squareRoot int64, library func()
 	if err != nil {
 		return 0, fmt.Errorf("pybind: %w", err)
 	}
-	config, err := newConfig(1, backend, 0, squareRoot, library)
+	config, err := newConfig[T](1, backend, 0, squareRoot, library)
 	if err != nil {
 		return 0, err
 	}
@@ -150,7 +150,7 @@ func BuildInfo() (string, error) {
 	return string(text), err
 }
 
-func newConfig[T kernel.Float](threads, backend, arithmetic, squareRoot int64, library func() kernel.LibrarySquareRoot[T]) (goadam.Config[T], error) {
+func newConfig[T kernel.Float](threads, backend, arithmetic, squareRoot int64, library *librarySquareRoot) (goadam.Config[T], error) {
 	for _, f := range []struct {
 		name        string
 		value, last int64
@@ -164,7 +164,7 @@ func newConfig[T kernel.Float](threads, backend, arithmetic, squareRoot int64, l
 	}
 	return goadam.Config[T]{
 		Threads: int(threads), Backend: kernel.Backend(backend), Arithmetic: kernel.Arithmetic(arithmetic),
-		SquareRoot: kernel.SquareRoot(squareRoot), Library: library(), Team: newTeam(),
+		SquareRoot: kernel.SquareRoot(squareRoot), Library: function[T](library), Team: newTeam[T](library),
 	}, nil
 }
 

@@ -1,34 +1,6 @@
 package pybind
 
-/*
-#include <stdint.h>
-
-// VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE: how ATen calls it.
-static const int64_t mode = 0x2 | 0x140000 | 0x100;
-
-typedef void (*vms_sqrt)(int, const float *, float *, int64_t);
-typedef void (*vmd_sqrt)(int, const double *, double *, int64_t);
-
-typedef int (*set_num_threads_local)(int);
-
-// oneMKL would cut a call over threads of OpenMP, from 128 elements on by some of its code paths: that takes longer than the
-// square roots, and these threads are not ours to start. 0 is what a thread has that has not set anything.
-static int set_threads(void *set, int threads) {
-	return set ? ((set_num_threads_local)set)(threads) : 0;
-}
-
-static void call_vms_sqrt(void *function, void *set, int n, const float *x, float *y) {
-	int before = set_threads(set, 1);
-	((vms_sqrt)function)(n, x, y, mode);
-	set_threads(set, before);
-}
-
-static void call_vmd_sqrt(void *function, void *set, int n, const double *x, double *y) {
-	int before = set_threads(set, 1);
-	((vmd_sqrt)function)(n, x, y, mode);
-	set_threads(set, before);
-}
-*/
+// #include "team.h"
 import "C"
 
 import (
@@ -59,35 +31,22 @@ func SetLibrarySquareRoot(dtype, address, setThreads int64) (int64, error) {
 }
 
 // library is the C function of a dtype, nil while none is set.
-func library(dtype int) *librarySquareRoot {
+func library(dtype int64) *librarySquareRoot {
 	if l := libraries[dtype].Load(); l != nil && l.address != nil {
 		return l
 	}
 	return nil
 }
 
-// vmsSqrt is the library square root of float32, or nil.
-func vmsSqrt() kernel.LibrarySquareRoot[float32] {
-	vms := library(float32Code)
-	if vms == nil {
+// function is the library square root as the kernels call it; nil without one.
+func function[T kernel.Float](l *librarySquareRoot) kernel.LibrarySquareRoot[T] {
+	if l == nil {
 		return nil
 	}
-	return func(y, x []float32) {
+	return func(y, x []T) {
 		if len(x) > 0 {
-			C.call_vms_sqrt(vms.address, vms.setThreads, C.int(len(x)), (*C.float)(unsafe.SliceData(x)), (*C.float)(unsafe.SliceData(y)))
-		}
-	}
-}
-
-// vmdSqrt is the library square root of float64, or nil.
-func vmdSqrt() kernel.LibrarySquareRoot[float64] {
-	vmd := library(float64Code)
-	if vmd == nil {
-		return nil
-	}
-	return func(y, x []float64) {
-		if len(x) > 0 {
-			C.call_vmd_sqrt(vmd.address, vmd.setThreads, C.int(len(x)), (*C.double)(unsafe.SliceData(x)), (*C.double)(unsafe.SliceData(y)))
+			C.library_sqrt(l.address, l.setThreads, C.int64_t(unsafe.Sizeof(x[0])), C.int(len(x)),
+				unsafe.Pointer(unsafe.SliceData(x)), unsafe.Pointer(unsafe.SliceData(y)))
 		}
 	}
 }

@@ -103,9 +103,9 @@ func newGroup(g *group, out *goadam.Group) error {
 
 // convert maps the table of count entries at an address, entry by entry, to a slice that reuses out's memory.
 func convert[T, U any](entry string, address, count int64, out []U, one func(*T, *U) error) ([]U, error) {
-	table, err := memory[T]("the "+entry+" table", address, count)
+	table, err := memory[T]("table", address, count)
 	if err != nil {
-		return out[:0], fmt.Errorf("pybind: %w", err)
+		return out[:0], fmt.Errorf("pybind: the %s %w", entry, err)
 	}
 	out = slices.Grow(out[:0], len(table))[:len(table)]
 	for i := range table {

@@ -1,52 +1,58 @@
 package pybind
 
-/*
-#include <stdint.h>
-
-extern void roundpipe_go_work(uintptr_t handle);
-
-typedef void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
-
-static void work(void *handle) { roundpipe_go_work((uintptr_t)handle); }
-
-static void run_team(void *parallel, uintptr_t handle, unsigned threads) {
-	((gomp_parallel)parallel)(work, (void *)handle, threads, 0);
-}
-*/
+// #include "team.h"
 import "C"
 
 import (
-	"runtime/cgo"
 	"sync/atomic"
 	"unsafe"
 
 	"roundpipe-go/goadam"
+	"roundpipe-go/kernel"
 )
 
-// team is the address of OpenMP's GOMP_parallel, or nil.
-var team atomic.Pointer[unsafe.Pointer]
+// The two sides of team.h agree.
+var (
+	_ [kernel.TileLen]byte                               = [C.TILE_LEN]byte{}
+	_ [unsafe.Sizeof(kernel.Call[float32]{})]byte        = [C.sizeof_kernel_call]byte{}
+	_ [unsafe.Offsetof(kernel.Call[float64]{}.Step)]byte = [unsafe.Offsetof(C.kernel_call{}.step)]byte{}
+)
 
-// SetTeam makes the C function at address, GOMP_parallel of the OpenMP that torch runs on, provide the threads of all later
-// steps. torch's threads spin for milliseconds after each of its operations: they are there at once, and threads of our own
-// would have to share the cores with them. 0 goes back to goroutines.
-func SetTeam(address int64) (int64, error) {
-	parallel := *(*unsafe.Pointer)(unsafe.Pointer(&address))
-	team.Store(&parallel)
-	return address, nil
+// openMP has the addresses of two functions of an OpenMP.
+type openMP struct{ parallel, threadNum unsafe.Pointer }
+
+// team is nil while there is none.
+var team atomic.Pointer[openMP]
+
+// SetTeam makes the OpenMP that torch runs on, of which GOMP_parallel is at address parallel and omp_get_thread_num at threadNum,
+// provide the threads of all later steps. torch's threads spin for milliseconds after each of its operations: they are there at
+// once, and threads of our own would have to share the cores with them. 0 goes back to goroutines.
+func SetTeam(parallel, threadNum int64) (int64, error) {
+	if parallel == 0 {
+		team.Store(nil)
+		return 0, nil
+	}
+	team.Store(&openMP{*(*unsafe.Pointer)(unsafe.Pointer(&parallel)), *(*unsafe.Pointer)(unsafe.Pointer(&threadNum))})
+	return parallel, nil
 }
 
-// newTeam is nil while no address is set.
-func newTeam() goadam.Team {
-	parallel := team.Load()
-	if parallel == nil || *parallel == nil {
+// newTeam is nil while no team is set.
+func newTeam[T kernel.Float](library *librarySquareRoot) goadam.Team[T] {
+	lent := team.Load()
+	if lent == nil {
 		return nil
 	}
-	return func(threads int, work func()) {
-		handle := cgo.NewHandle(work)
-		defer handle.Delete()
-		C.run_team(*parallel, C.uintptr_t(handle), C.unsigned(threads))
+	// The addresses go as numbers, of which cgo does not ask what they lead to: that took longer than all else here.
+	return func(threads int, calls []kernel.Call[T], starts []int) {
+		w := C.work{
+			calls:  C.uintptr_t(uintptr(unsafe.Pointer(unsafe.SliceData(calls)))),
+			starts: C.uintptr_t(uintptr(unsafe.Pointer(unsafe.SliceData(starts)))),
+			pieces: C.int64_t(len(starts) - 1),
+			nbytes: C.int64_t(unsafe.Sizeof(*new(T))),
+		}
+		if library != nil {
+			w.sqrt, w.set_threads = library.address, library.setThreads
+		}
+		C.run_work(&w, lent.parallel, lent.threadNum, C.unsigned(threads))
 	}
 }
-
-//export roundpipe_go_work
-func roundpipe_go_work(handle C.uintptr_t) { cgo.Handle(handle).Value().(func())() }

@@ -56,7 +56,8 @@ def assert_equal_bits(got: Tensor, want: Tensor, name: str) -> None:
         return
     wrong = (got_bits != want_bits).nonzero().flatten()
     i = int(wrong[0])
-    flat = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (got.detach().to_dense(), want.detach().to_dense())]
+    dense = (got.detach().to_dense(), want.detach().to_dense())
+    flat = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in dense]
     g, w = (_describe(t.reshape(-1)[i]) for t in flat)
     ulps = abs(_rank(int(got_bits[i]), got_bits.element_size()) - _rank(int(want_bits[i]), want_bits.element_size()))
     raise AssertionError(f"{name}: {len(wrong)} of {len(got_bits)} differ, first at {i}: got {g}, want {w}, {ulps} ulp apart")

@@ -406,11 +406,13 @@ def test_go_is_not_entered_in_a_forked_child(monkeypatch):
     _binding.backends()  # as the parent has, whose first call it is
     monkeypatch.setattr(_binding, "_forked", True)
     for enter in (lambda: _binding.step([]), lambda: _binding.sqrt(0, 0, 0, dtype=torch.float32, backend=0, square_root=0)):
-        with pytest.raises(RuntimeError, match="^roundpipe_go: this process was forked .*; start workers by spawn or forkserver$"):
+        with pytest.raises(RuntimeError, match=r"^roundpipe_go: this process was forked .*; start workers by spawn"):
             enter()
     info = roundpipe_go.build_info()
-    assert info["forked"] and info["extension"].startswith("error: roundpipe_go: this process was forked"), info
-    assert info["backend"] in info["backends"] and info["go"] is None, info
+    assert info["forked"]
+    assert info["extension"].startswith("error: roundpipe_go: this process was forked"), info
+    assert info["go"] is None
+    assert info["backend"] in info["backends"]
 
 
 @pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")

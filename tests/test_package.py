@@ -28,7 +28,7 @@ KEYWORDS = {
     "ABI": [],
     "Backends": [],
     "BuildInfo": [],
-    "SetTeam": ["address"],
+    "SetTeam": ["parallel", "threadNum"],
     "SetLibrarySquareRoot": ["dtype", "address", "setThreads"],
     "Sqrt": ["y", "x", "numel", "dtype", "backend", "squareRoot"],
     "Step": ["calls", "numCalls"],

@@ -1,5 +1,5 @@
 // Command asm generates the assembly of package kernel: with -isa and -element one instruction set's kernels for one type of
-// elements, by the flags of avo; with -lookup the Go file that finds them. "go generate ./kernel" runs it.
+// elements, by the flags of avo; with -lookup the tables that find them. "go generate ./kernel" runs it.
 package main
 
 import (
@@ -15,7 +15,7 @@ func main() {
 	log.SetFlags(0)
 	isaName := flag.String("isa", "", "instruction set: avx2 or avx512")
 	elementName := flag.String("element", "", "type of the elements: float32 or float64")
-	lookup := flag.String("lookup", "", "`file` to write the tables of kernels to")
+	lookup := flag.String("lookup", "", "`file`, without .go and .s, to write the tables of kernels to")
 	Package("roundpipe-go/kernel") // before avo's flags make its output files, which are no Go until they are written
 	flag.Parse()
 	if *lookup != "" {

@@ -26,7 +26,7 @@ from . import _alone, _places
 if TYPE_CHECKING:
     from types import ModuleType
 
-_ABI = 5
+_ABI = 6
 
 PlainStep = Callable[[int, list[dict[str, Any]], dict[Any, Any], list[tuple[int, int] | None], int, int], bool]
 
@@ -119,7 +119,7 @@ def _load() -> ModuleType:
             f"roundpipe_go: {_native.__file__} speaks ABI {abi}, this Python code {_ABI}; "
             "they come from different versions, reinstall roundpipe-go"
         )
-    _native.SetTeam(0 if _child else team())  # OpenMP would wait for threads that the fork has left behind
+    _native.SetTeam(*(0, 0) if _child else team())  # OpenMP would wait for threads that the fork has left behind
     return _native
 
 
@@ -129,16 +129,19 @@ def backends() -> int:
     return int(_module().Backends())
 
 
-def team() -> int:
-    """The address of OpenMP's ``GOMP_parallel`` in the loaded torch, or 0.
+def team() -> tuple[int, int]:
+    """The addresses of OpenMP's ``GOMP_parallel`` and ``omp_get_thread_num`` in the loaded torch, or zeros.
 
     Steps run on the threads that torch's own operations run on: after each of these they spin for a while, on the cores that
     others would need.
     """
     try:
-        return ctypes.cast(_libtorch_cpu().GOMP_parallel, ctypes.c_void_p).value or 0
+        library = _libtorch_cpu()
+        functions = library.GOMP_parallel, library.omp_get_thread_num
     except (OSError, AttributeError):
-        return 0
+        return 0, 0
+    parallel, thread_num = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return parallel, thread_num
 
 
 @functools.cache

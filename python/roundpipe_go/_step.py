@@ -292,8 +292,8 @@ def _may_fail(call: _Call) -> bool:
     """Whether torch's function may raise after it has written something."""
     if call.reason in _descriptors.FAILING or unserved_options(call.options) in _descriptors.FAILING:
         return True
-    # It has counted before it finds that its fused kernel takes no complex tensor, that its foreach operations write to no negated
-    # one, and that a conjugated one has no real view.
+    # It has counted before it finds that its fused kernel takes no complex tensor, that its foreach operations write to no
+    # negated one, and that a conjugated one has no real view.
     if any(
         tensor.is_neg() or tensor.is_conj() or (tensor.is_complex() and call.options["fused"])
         for some in call.lists

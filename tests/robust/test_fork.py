@@ -87,7 +87,7 @@ for thread in threads:
 for i in range(FORKS):
     time.sleep(0.001 * (i % 7))
     if i == FORKS // 2:
-        _binding._module().SetTeam(0)
+        _binding._module().SetTeam(0, 0)
     ends(child(lambda: by_torch(small), 1))
 done.set()
 for thread in threads:
