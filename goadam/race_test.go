@@ -37,7 +37,7 @@ func runWrongPlan(t *testing.T) {
 	spans := []span{{0, 0, 33}, {0, 31, 64}}
 	var together sync.WaitGroup
 	together.Add(len(spans))
-	require.NoError(t, runPieces(len(spans), len(spans), nil, func(piece int) {
+	require.NoError(t, runPieces(len(spans), len(spans), func(piece int) {
 		together.Done()
 		together.Wait()
 		steppers[0].step(rows[0].part(spans[piece].begin, spans[piece].end), nil)

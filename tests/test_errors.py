@@ -6,15 +6,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 from torch.testing._internal.common_optimizers import optim_db
 
 import roundpipe_go
-from oracle import TORCH_CLASS, Twins, assert_unchanged, snapshot
+from oracle import TORCH_CLASS, Twins, assert_equal_bits, assert_unchanged, snapshot
 
 CLASSES = pytest.mark.parametrize("ours", TORCH_CLASS, ids=lambda cls: cls.__name__)
 
@@ -391,18 +393,36 @@ def test_a_refused_group_beside_one_that_shares_memory_with_it():
     assert_unchanged(before)
 
 
-@pytest.mark.parametrize("weight_decay", [True, Decimal("0.1"), 10**30], ids=repr)
-def test_numbers_that_torch_takes_for_none(weight_decay):
-    errors = []
-    for cls in (roundpipe_go.Adam, torch.optim.Adam):
-        param = torch.ones(3, requires_grad=True)
-        optimizer = cls([param], weight_decay=0.1)
-        for decay in (0.1, weight_decay):
-            optimizer.param_groups[0]["weight_decay"] = decay
-            param.grad = torch.ones(3)
+NUMBERS = (
+    *(True, 0, 10**30, 0.125 + 0j, "0.125", None, [0.125]),
+    *(Fraction(1, 8), Decimal("0.125")),
+    *(numpy.float16(0.125), numpy.float32(0.125), numpy.float64(0.125), numpy.int64(0), numpy.array(0.125), numpy.array([0.125])),
+)
+
+
+@pytest.mark.filterwarnings("ignore")  # NumPy's, of an array of one element as a number
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__name__} {number}")
+def test_numbers_and_what_is_none(number, foreach):
+    """Each as each option of a group that has been stepped: torch's words and no change, or its bits."""
+    options = [{name: number} for name in ("lr", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")]
+    for changed in (*options, {"betas": (number, 0.5)}, {"betas": (0.5, number)}):
+        outcomes = []
+        for cls in (roundpipe_go.Adam, torch.optim.Adam):
+            param = torch.linspace(-1, 1, 5).requires_grad_()
+            optimizer = cls([param], weight_decay=0.1, foreach=foreach)
+            param.grad = torch.full((5,), 0.3)
+            optimizer.step()
+            optimizer.param_groups[0].update(changed)
+            before = snapshot(optimizer)
             try:
                 optimizer.step()
-            except (TypeError, RuntimeError, OverflowError) as error:
-                errors.append(repr(error))
-    assert len(errors) == 2
-    assert errors[0] == errors[1]
+                outcomes.append((None, snapshot(optimizer)))
+            except Exception as error:
+                outcomes.append((f"{type(error).__name__}: {error}", []))
+                if cls is roundpipe_go.Adam:
+                    assert_unchanged(before)
+        (ours, got), (torchs, want) = outcomes
+        assert ours == torchs, changed
+        for (name, _, values), (_, _, torchs_values) in zip(got, want, strict=True):
+            assert_equal_bits(values, torchs_values, f"{changed}: {name}")

@@ -9,7 +9,7 @@ import ctypes
 import math
 from array import array
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Rational, Real
 from typing import Any
 
 import torch
@@ -162,7 +162,7 @@ class Table:
 
     def _checked(self, value: Any) -> float:
         """A scalar that torch converts with a check; the others become infinite in silence, there as here."""
-        number = float(value)
+        number = _number(value)
         if math.isfinite(number) and abs(number) > torch.finfo(self.dtype).max:
             raise OverflowError(f"{number} does not fit into {self.dtype}")
         return number
@@ -199,7 +199,7 @@ class Table:
         decay_kind, decay = _NO_DECAY, 0.0
         if weight_decay != 0:
             if decoupled_weight_decay:
-                decay_kind, decay = _DECOUPLED_DECAY, float(1 - lr * weight_decay)
+                decay_kind, decay = _DECOUPLED_DECAY, _number(1 - lr * weight_decay)
             else:
                 if isinstance(weight_decay, bool) or not isinstance(weight_decay, Real) or abs(weight_decay) >= 2**63:
                     raise TypeError("torch takes no such number as alpha")
@@ -209,11 +209,11 @@ class Table:
             (
                 decay,
                 self._checked(1 - beta1),
-                float(beta2),
+                _number(beta2),
                 self._checked(1 - beta2),
                 float(bias_correction2_sqrt),
                 self._checked(step_size),
-                float(eps),
+                _number(eps),
                 step,
                 flags,
             )
@@ -253,6 +253,15 @@ class Table:
             arithmetic,
             square_root,
         )
+
+
+def _number(value: Any) -> float:
+    """A scalar of the types that torch's operations take: not a Fraction, a Decimal, an array or text, though they convert."""
+    if isinstance(value, Integral) and abs(value) >= 2**63:
+        raise OverflowError("torch takes integers of 64 bits")
+    if isinstance(value, (float, Integral, Tensor)) or (isinstance(value, Real) and not isinstance(value, Rational)):
+        return float(value)
+    raise TypeError(f"torch takes no {type(value).__name__} as a scalar")
 
 
 def next_step(step: Tensor) -> float:
