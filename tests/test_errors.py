@@ -393,6 +393,30 @@ def test_a_refused_group_beside_one_that_shares_memory_with_it():
     assert_unchanged(before)
 
 
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize(
+    "moment", [None, 3, 2.0, [1.0], "moment", numpy.ones(6, dtype=numpy.float32)], ids=lambda m: type(m).__name__
+)
+@pytest.mark.parametrize("name", ["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"])
+def test_state_that_is_no_tensor(name, moment, foreach):
+    """torch has counted, and updated the first parameter, when it comes to it."""
+    errors = []
+    for cls in (roundpipe_go.Adam, torch.optim.Adam):
+        params = make_params()
+        optimizer = cls([{"params": [param]} for param in params], amsgrad=True, foreach=foreach)
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        before = snapshot(optimizer)
+        optimizer.state[params[1]][name] = moment
+        with pytest.raises((TypeError, AttributeError, RuntimeError)) as caught:
+            optimizer.step()
+        errors.append(f"{caught.type.__name__}: {caught.value}")
+        if cls is roundpipe_go.Adam:
+            assert_unchanged(before)
+    assert errors[0] == errors[1]
+
+
 NUMBERS = (
     *(True, 0, 10**30, 0.125 + 0j, "0.125", None, [0.125]),
     *(Fraction(1, 8), Decimal("0.125")),

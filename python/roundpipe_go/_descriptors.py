@@ -257,7 +257,7 @@ class Table:
 
 def _number(value: Any) -> float:
     """A scalar of the types that torch's operations take: not a Fraction, a Decimal, an array or text, though they convert."""
-    if isinstance(value, Integral) and abs(value) >= 2**63:
+    if isinstance(value, int) and abs(value) >= 2**63:
         raise OverflowError("torch takes integers of 64 bits")
     if isinstance(value, (float, Integral, Tensor)) or (isinstance(value, Real) and not isinstance(value, Rational)):
         return float(value)

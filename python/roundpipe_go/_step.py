@@ -101,7 +101,8 @@ def _run_protected(calls: list[_Call], rehearsal: bool = False) -> None:
 
     After a rehearsal it is put back in any case.
     """
-    written = [tensor for call in calls for i, some in enumerate(call.lists) if i != _GRADS for tensor in some]
+    lists = [some for call in calls for i, some in enumerate(call.lists) if i != _GRADS]
+    written = [tensor for some in lists for tensor in some if isinstance(tensor, Tensor)]
     before = [tensor.detach().clone() for tensor in written]
     done = False
     try:
@@ -171,12 +172,15 @@ class Step:
         Raises:
             ValueError: the lists differ in length.
             RuntimeError: a step counter is not a tensor.
+            Exception: whatever torch raises for a moment that is none.
         """
         if not all(isinstance(step, Tensor) for step in lists[-1]):
             raise RuntimeError("API has changed, `state_steps` argument must contain a list of singleton tensors")
         if not lists[0]:
             return
         self._added.append((lists, options))
+        if not all(isinstance(moment, Tensor) for some in lists[_GRADS + 1 : -1] for moment in some):
+            _run_protected(self._whole(), rehearsal=True)  # raises, in torch's words
         reason = unserved_options(options)
         if reason is not None:
             self._unserved.append(_Call(lists, options, reason))
