@@ -176,7 +176,7 @@ check-generated: generate ## generated files are those of the generator
 	git diff --exit-code -- kernel && test -z "$$(git status --porcelain -- kernel)"
 
 .PHONY: ci
-ci: lint check-generated test test-avx512 demo ## what .ci/run calls
+ci: lint check-generated test test-robust test-avx512 demo ## what .ci/run calls
 
 .PHONY: clean
 clean: ## remove what was built; .venv stays
