@@ -11,7 +11,7 @@ const maxThreads = 1 << 10
 
 // Config says how to compute, not what: results depend on Arithmetic and SquareRoot alone.
 type Config[T kernel.Float] struct {
-	// Threads is the most threads to use, the caller's own included; less than 1 means 1. GOMAXPROCS is raised to a few more if need be.
+	// Threads is the most threads to use, the caller's own included; less than 1 means 1. GOMAXPROCS is raised to as many if need be.
 	Threads    int
 	Backend    kernel.Backend
 	Arithmetic kernel.Arithmetic
@@ -24,7 +24,8 @@ type Config[T kernel.Float] struct {
 
 // A Team makes calls of kernels on up to threads threads at once, of which the caller's is one, and returns when all are made:
 // calls[starts[i]:starts[i+1]] in order by one thread, for each i. It is how a host lends threads that it has at hand, and that need
-// not enter Go. All that the calls point to stays where it is meanwhile.
+// not enter Go: so where a call has two parts, the team itself takes the square roots between them, by Config.Library's function.
+// All that the calls point to stays where it is meanwhile.
 type Team[T kernel.Float] func(threads int, calls []kernel.Call[T], starts []int)
 
 // Step updates all params, or refuses and changes nothing. It is, for every row in order,

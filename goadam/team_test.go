@@ -68,3 +68,12 @@ func testTeamGetsEveryElementOnce[T kernel.Float](t *testing.T) {
 		assert.Empty(t, owners, fmt.Sprintf("%s: rows that were not computed to their end", id))
 	})
 }
+
+func TestPanicInATeamIsAnError(t *testing.T) {
+	if kernel.Best() == kernel.Generic {
+		t.Skip("a team works for assembly kernels only")
+	}
+	config := Config[float32]{Threads: 2, Backend: kernel.Best(), Team: func(int, []kernel.Call[float32], []int) { panic("four") }}
+	err := Step(newRows[float32](false, serialBelowTeam), newGroups(t, kernel.Variant{}), config)
+	assert.EqualError(t, err, "goadam: panic in the update: four")
+}

@@ -30,8 +30,7 @@ func update[T kernel.Float](params []Param[T], steppers []stepper[T], numel int,
 	case threads <= 1 || numel < max(least, rowElements*len(params)) || rowsOverlap(params):
 		return updateSerial(params, steppers)
 	case team != nil:
-		updateByTeam(params, steppers, pieceLen(numel, threads), threads, team)
-		return nil
+		return updateByTeam(params, steppers, pieceLen(numel, threads), threads, team)
 	default:
 		return updateParallel(params, steppers, pieceLen(numel, threads), threads)
 	}
@@ -97,7 +96,8 @@ func updateParallel[T kernel.Float](params []Param[T], steppers []stepper[T], le
 }
 
 // updateByTeam runs the rows on a host's threads.
-func updateByTeam[T kernel.Float](params []Param[T], steppers []stepper[T], length, threads int, team Team[T]) {
+func updateByTeam[T kernel.Float](params []Param[T], steppers []stepper[T], length, threads int, team Team[T]) (err error) {
+	defer recoverTo(func(failure error) { err = failure })
 	l, pool := borrow[lent[T], T](&lents)
 	defer func() {
 		clear(l.calls) // Go may come to own memory at these addresses, and its collector would take them for pointers
@@ -115,5 +115,6 @@ func updateByTeam[T kernel.Float](params []Param[T], steppers []stepper[T], leng
 	pinner.Pin(&l.calls[0])
 	pinner.Pin(&l.plan.starts[0])
 	pinner.Pin(&steppers[0])
-	team(min(threads, l.plan.pieces()), l.calls, l.plan.starts)
+	team(threads, l.calls, l.plan.starts)
+	return nil
 }

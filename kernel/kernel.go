@@ -137,7 +137,8 @@ type Call[T Float] struct {
 	Scalars *Scalars[T]
 	// Step is the address of the whole step, func(Span, *Scalars), or else of its part before a Library square root.
 	Step uintptr
-	// Update is the address of the part after that square root, func(Span, *Tile, *Scalars), or 0.
+	// Update is the address of the part after that square root, func(Span, *Tile, *Scalars), or 0. Where it is not, both parts take at
+	// most TileLen elements at a time: see Kernel.Step.
 	Update uintptr
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // abi is the version of the tables and of the functions; _binding.py asks for the one it was written for.
-const abi = 6
+const abi = 7
 
 // ABI returns the version of the boundary that doc.go describes.
 func ABI() (int64, error) { return abi, nil }

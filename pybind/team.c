@@ -4,7 +4,7 @@
 #include "team.h"
 
 #include <stdatomic.h>
-#include <string.h>
+#include <stdlib.h>
 
 typedef struct {
 	span span;
@@ -124,6 +124,8 @@ static void one_thread(void *data) {
 	const kernel_call *calls = (const kernel_call *)w->calls;
 	const int64_t *starts = (const int64_t *)w->starts;
 	int first = j->thread_num();
+	if (first >= j->num_shares)
+		return;
 	for (int k = 0; k < j->num_shares; k++) {
 		share *s = &j->shares[(first + k) % j->num_shares];
 		for (int64_t piece; (piece = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) < s->end;)
@@ -135,10 +137,18 @@ static void one_thread(void *data) {
 	}
 }
 
-void run_work(const work *w, void *parallel, void *thread_num, unsigned threads) {
-	share shares[threads];
-	for (unsigned k = 0; k < threads; k++)
-		shares[k] = (share){w->pieces * k / threads, w->pieces * (k + 1) / threads};
-	job j = {w, (int (*)(void))thread_num, shares, (int)threads};
-	((void (*)(void (*)(void *), void *, unsigned, unsigned))parallel)(one_thread, &j, threads, 0);
+void run_work(const work *w, const openmp *o, unsigned threads) {
+	share one, *shares = aligned_alloc(_Alignof(share), threads * sizeof *shares); // not on the stack: a thread may be lent little
+	job j = {w, (int (*)(void))o->thread_num, shares, (int)threads};
+	if (shares == NULL) {
+		j.shares = &one;
+		j.num_shares = 1;
+	}
+	for (int64_t k = 0; k < j.num_shares; k++)
+		j.shares[k] = (share){w->pieces * k / j.num_shares, w->pieces * (k + 1) / j.num_shares};
+	// All threads that torch's operations have, even if some find nothing to do: OpenMP ends those that a smaller team leaves out, and
+	// torch's next operation would start them anew.
+	unsigned all = (unsigned)((int (*)(void))o->max_threads)();
+	((void (*)(void (*)(void *), void *, unsigned, unsigned))o->parallel)(one_thread, &j, all > threads ? all : threads, 0);
+	free(shares);
 }

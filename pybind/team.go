@@ -4,6 +4,7 @@ package pybind
 import "C"
 
 import (
+	"errors"
 	"sync/atomic"
 	"unsafe"
 
@@ -18,21 +19,25 @@ var (
 	_ [unsafe.Offsetof(kernel.Call[float64]{}.Step)]byte = [unsafe.Offsetof(C.kernel_call{}.step)]byte{}
 )
 
-// openMP has the addresses of two functions of an OpenMP.
-type openMP struct{ parallel, threadNum unsafe.Pointer }
+// team has the functions of an OpenMP, or is nil.
+var team atomic.Pointer[C.openmp]
 
-// team is nil while there is none.
-var team atomic.Pointer[openMP]
-
-// SetTeam makes the OpenMP that torch runs on, of which GOMP_parallel is at address parallel and omp_get_thread_num at threadNum,
-// provide the threads of all later steps. torch's threads spin for milliseconds after each of its operations: they are there at
-// once, and threads of our own would have to share the cores with them. 0 goes back to goroutines.
-func SetTeam(parallel, threadNum int64) (int64, error) {
-	if parallel == 0 {
+// SetTeam makes the OpenMP that torch runs on provide the threads of all later steps; its functions GOMP_parallel,
+// omp_get_thread_num and omp_get_max_threads are at the addresses. torch's threads spin for milliseconds after each of its
+// operations: they are there at once, and threads of our own would have to share the cores with them. Three zeros go back to
+// goroutines.
+func SetTeam(parallel, threadNum, maxThreads int64) (int64, error) {
+	if parallel == 0 && threadNum == 0 && maxThreads == 0 {
 		team.Store(nil)
 		return 0, nil
 	}
-	team.Store(&openMP{*(*unsafe.Pointer)(unsafe.Pointer(&parallel)), *(*unsafe.Pointer)(unsafe.Pointer(&threadNum))})
+	if parallel == 0 || threadNum == 0 || maxThreads == 0 {
+		return 0, errors.New("pybind: a team needs all its functions")
+	}
+	var lent C.openmp
+	lent.parallel, lent.thread_num = *(*unsafe.Pointer)(unsafe.Pointer(&parallel)), *(*unsafe.Pointer)(unsafe.Pointer(&threadNum))
+	lent.max_threads = *(*unsafe.Pointer)(unsafe.Pointer(&maxThreads))
+	team.Store(&lent)
 	return parallel, nil
 }
 
@@ -53,6 +58,6 @@ func newTeam[T kernel.Float](library *librarySquareRoot) goadam.Team[T] {
 		if library != nil {
 			w.sqrt, w.set_threads = library.address, library.setThreads
 		}
-		C.run_work(&w, lent.parallel, lent.threadNum, C.unsigned(threads))
+		C.run_work(&w, lent, C.unsigned(threads))
 	}
 }

@@ -34,9 +34,13 @@ typedef struct {
 	void *sqrt, *set_threads; // the arguments of library_sqrt
 } work;
 
-// run_work has the pieces done by up to threads threads of OpenMP, at least one, and returns when all are. Its functions GOMP_parallel
-// and omp_get_thread_num are at parallel and thread_num.
-void run_work(const work *w, void *parallel, void *thread_num, unsigned threads);
+// Functions of an OpenMP: GOMP_parallel, omp_get_thread_num, omp_get_max_threads.
+typedef struct {
+	void *parallel, *thread_num, *max_threads;
+} openmp;
+
+// run_work has the pieces done by up to threads threads, at least one, and returns when all are.
+void run_work(const work *w, const openmp *o, unsigned threads);
 
 // library_sqrt sets y[i] to the square root of x[i], of elements of nbytes bytes, by a function like oneMKL's vmsSqrt or vmdSqrt.
 // set_threads is oneMKL's MKL_Set_Num_Threads_Local, or NULL.

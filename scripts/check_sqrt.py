@@ -21,7 +21,8 @@ def main() -> int:
     different = 0
     for first in tqdm(range(0, 1 << 31, BLOCK), unit="Mi values", mininterval=1):
         x = torch.arange(first, first + BLOCK, dtype=torch.int64).to(torch.int32).view(torch.float32)
-        ours, theirs = _torch_arithmetic._kernel_sqrt(x, arithmetic.square_root), torch.sqrt(x)
+        ours, theirs = torch.empty_like(x), torch.sqrt(x)
+        _torch_arithmetic._kernel_sqrt(x, arithmetic.square_root, ours)
         wrong = (ours.view(torch.int32) != theirs.view(torch.int32)) & ~(ours.isnan() & theirs.isnan())
         if wrong.any():
             if different == 0:

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy
 import pytest
+import sympy
 import torch
 from torch import Tensor
+from torch.optim.adam import adam as torch_adam
 from torch.testing._internal.common_optimizers import optim_db
 
 import roundpipe_go
@@ -235,22 +237,11 @@ def test_training_goes_on_after_a_refused_step(ours):
     twins.train(2)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda lists, options: ([*lists[:5], [1, 2]], options),
-        lambda lists, options: ([*lists[:5], lists[5][:1]], options),
-        lambda lists, options: ([lists[0], lists[1][:1], *lists[2:]], options),
-    ],
-    ids=["steps_no_tensors", "steps_too_few", "grads_too_few"],
-)
-def test_functional_refuses_bad_lists(call):
-    lists = [[torch.ones(3), torch.ones(2)] for _ in range(5)] + [[torch.tensor(0.0), torch.tensor(0.0)]]
-    before = [[t.clone() for t in tensors] for tensors in lists]
-    options = {"amsgrad": False, "beta1": 0.9, "beta2": 0.9, "lr": 0.1, "weight_decay": 0, "eps": 0, "maximize": False}
-    bad, options = call(lists, options)
-    with pytest.raises((RuntimeError, ValueError), match=r"state_steps|shorter|longer"):
-        roundpipe_go.adam(*bad, **options)
+def test_functional_refuses_counters_that_are_numbers():
+    lists = [[torch.ones(3), torch.ones(2)] for _ in range(5)] + [[1, 2]]
+    before = [[t.clone() for t in tensors] for tensors in lists[:5]]
+    with pytest.raises(RuntimeError, match="state_steps"):
+        roundpipe_go.adam(*lists, amsgrad=False, beta1=0.9, beta2=0.9, lr=0.1, weight_decay=0, eps=0, maximize=False)
     assert all(torch.equal(t, b) for ts, bs in zip(lists, before) for t, b in zip(ts, bs))
 
 
@@ -418,26 +409,29 @@ def test_state_that_is_no_tensor(name, moment, foreach):
 
 
 NUMBERS = (
-    *(True, 0, 10**30, 0.125 + 0j, "0.125", None, [0.125]),
-    *(Fraction(1, 8), Decimal("0.125")),
+    *(True, 0, -1, 1.0, 10**30, 10**400, 1e300, 0.125 + 0j, "0.125", None, [0.125]),
+    *(Fraction(1, 8), Decimal("0.125"), sympy.Float(0.125), sympy.Integer(0)),  # which torch brings along
     *(numpy.float16(0.125), numpy.float32(0.125), numpy.float64(0.125), numpy.int64(0), numpy.array(0.125), numpy.array([0.125])),
+    *(torch.tensor([0.1, 0.2]), torch.tensor(0.125, requires_grad=True), torch.tensor(True), torch.tensor(0.125 + 0j)),
 )
 
 
-@pytest.mark.filterwarnings("ignore")  # NumPy's, of an array of one element as a number
+@pytest.mark.filterwarnings("ignore")  # NumPy's, of an array of one element as a number, and ours
 @pytest.mark.parametrize("foreach", [None, True])
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__name__} {number}")
-def test_numbers_and_what_is_none(number, foreach):
-    """Each as each option of a group that has been stepped: torch's words and no change, or its bits."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__name__} {number!r}"[:40])
+def test_numbers_and_what_is_none(number, dtype, foreach):
+    """Each as each option of a group beside another: torch's words and no change, or its bits."""
     options = [{name: number} for name in ("lr", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")]
     for changed in (*options, {"betas": (number, 0.5)}, {"betas": (0.5, number)}):
         outcomes = []
         for cls in (roundpipe_go.Adam, torch.optim.Adam):
-            param = torch.linspace(-1, 1, 5).requires_grad_()
-            optimizer = cls([param], weight_decay=0.1, foreach=foreach)
-            param.grad = torch.full((5,), 0.3)
+            params = [torch.linspace(-1, 1, n, dtype=dtype).requires_grad_() for n in (5, 6)]
+            optimizer = cls([{"params": [param]} for param in params], weight_decay=0.1, foreach=foreach)
+            for param in params:
+                param.grad = torch.full_like(param, 0.3)
             optimizer.step()
-            optimizer.param_groups[0].update(changed)
+            optimizer.param_groups[1].update(changed)
             before = snapshot(optimizer)
             try:
                 optimizer.step()
@@ -450,3 +444,77 @@ def test_numbers_and_what_is_none(number, foreach):
         assert ours == torchs, changed
         for (name, _, values), (_, _, torchs_values) in zip(got, want, strict=True):
             assert_equal_bits(values, torchs_values, f"{changed}: {name}")
+
+
+def test_refused_step_leaves_a_pending_backward_alone():
+    """Values that are put back are not written, for autograd."""
+    param = torch.ones(3, requires_grad=True)
+    optimizer = roundpipe_go.Adam([param])
+    param.grad = torch.ones(3)
+    optimizer.step()
+    versions = [tensor._version for _, tensor, _ in snapshot(optimizer)]
+    optimizer.param_groups[0]["betas"] = (1.0, 0.9)
+    loss = (param * param).sum()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    assert [tensor._version for _, tensor, _ in snapshot(optimizer)] == versions
+    loss.backward()
+    assert torch.equal(param.grad, 1 + 2 * param.detach())
+
+
+@CLASSES
+def test_missing_betas_are_told_before_state_is_made(ours):
+    for cls in (ours, TORCH_CLASS[ours]):
+        param = torch.ones(3, requires_grad=True)
+        param.grad = torch.ones(3)
+        optimizer = cls([param])
+        del optimizer.param_groups[0]["betas"]
+        with pytest.raises(KeyError, match="betas"):
+            optimizer.step()
+        assert len(optimizer.state) == 0
+
+
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+@pytest.mark.parametrize("longer", [1, 0, -1])
+@pytest.mark.parametrize("at", range(1, 6))
+def test_lists_of_other_lengths(at, longer):
+    """torch ignores what is too many, and raises where there is too little."""
+    outcomes = []
+    for adam in (roundpipe_go.adam, torch_adam):
+        lists = [[torch.full((4,), 0.5 + i) for _ in range(2)] for i in range(5)] + [[torch.tensor(1.0) for _ in range(2)]]
+        written = [(str(i), tensor, tensor.clone()) for i, some in enumerate(lists) for tensor in some]
+        lists[at] = (lists[at] * 2)[: 2 + longer]
+        error = None
+        try:
+            adam(*lists, amsgrad=False, beta1=0.9, beta2=0.9, lr=0.1, weight_decay=0.1, eps=1e-8, maximize=False)
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught}"
+            if adam is roundpipe_go.adam:
+                assert_unchanged(written)
+        outcomes.append((error, [] if error else [tensor for _, tensor, _ in written]))
+    (ours, got), (torchs, want) = outcomes
+    assert ours == torchs
+    for i, (tensor, torchs_tensor) in enumerate(zip(got, want, strict=True)):
+        assert_equal_bits(tensor, torchs_tensor, str(i))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")
+def test_maxima_without_amsgrad_are_not_looked_at(dtype):
+    results = []
+    for adam in (roundpipe_go.adam, torch_adam):
+        lists = [[torch.full((4,), 0.5 + i, dtype=dtype)] for i in range(4)]
+        adam(
+            *lists,
+            [None],
+            [torch.tensor(1.0)],
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.9,
+            lr=0.1,
+            weight_decay=0,
+            eps=1e-8,
+            maximize=False,
+        )
+        results.append(lists[0][0])
+    assert_equal_bits(*results, "param")

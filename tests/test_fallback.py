@@ -52,6 +52,13 @@ def negative_grad(optimizer: torch.optim.Optimizer) -> None:
     param.grad = torch.view_as_complex(torch.stack([param.grad, param.grad], dim=-1)).conj().imag
 
 
+def zero_grad(optimizer: torch.optim.Optimizer) -> None:
+    param = optimizer.param_groups[0]["params"][0]
+    param.grad = None
+    param.sgn().sum().backward()
+    assert param.grad._is_zerotensor()  # without memory of its own
+
+
 def grad_is_param(optimizer: torch.optim.Optimizer) -> None:
     param = optimizer.param_groups[0]["params"][0]
     param.grad = param.detach()
@@ -128,6 +135,7 @@ CASES = [
     Fallback("expanded_grad", "order in memory", spoil=expanded_grad),
     Fallback("every_second", "order in memory", lambda: [leaf(torch.linspace(-1, 1, 70)[::2])]),
     Fallback("negative_grad", "negative", spoil=negative_grad),
+    Fallback("zero_grad", "lazy zero", spoil=zero_grad),
     Fallback("grad_is_param", "share memory", spoil=grad_is_param),
     Fallback("grad_overlaps_param", "share memory", spoil=grad_overlaps_param),
     Fallback("one_moment_for_both", "share memory", spoil=one_moment_for_both),
@@ -403,9 +411,16 @@ def test_forked_child(moment, warns):
 
 def test_go_is_not_entered_in_a_forked_child(monkeypatch):
     """It may wait for threads that the fork has left behind, also in calls that compute nothing."""
-    _binding.backends()  # as the parent has, whose first call it is
+    _binding.backends()  # loads it
     monkeypatch.setattr(_binding, "_forked", True)
-    for enter in (lambda: _binding.step([]), lambda: _binding.sqrt(0, 0, 0, dtype=torch.float32, backend=0, square_root=0)):
+    entries: list[Callable[[], Any]] = [
+        lambda: _binding.step([]),
+        lambda: _binding.sqrt(0, 0, 0, dtype=torch.float32, backend=0, square_root=0),
+        lambda: _binding.library_square_root.__wrapped__(torch.float32),
+        _binding.build_info,
+        _binding._module,
+    ]
+    for enter in entries:
         with pytest.raises(RuntimeError, match=r"^roundpipe_go: this process was forked .*; start workers by spawn"):
             enter()
     info = roundpipe_go.build_info()
@@ -413,6 +428,8 @@ def test_go_is_not_entered_in_a_forked_child(monkeypatch):
     assert info["extension"].startswith("error: roundpipe_go: this process was forked"), info
     assert info["go"] is None
     assert info["backend"] in info["backends"]
+    assert roundpipe_go.get_backend() == info["backend"], "is known from the parent"
+    assert _binding.plain_step() is None
 
 
 @pytest.mark.filterwarnings("ignore::roundpipe_go.FallbackWarning")

@@ -28,7 +28,7 @@ KEYWORDS = {
     "ABI": [],
     "Backends": [],
     "BuildInfo": [],
-    "SetTeam": ["parallel", "threadNum"],
+    "SetTeam": ["parallel", "threadNum", "maxThreads"],
     "SetLibrarySquareRoot": ["dtype", "address", "setThreads"],
     "Sqrt": ["y", "x", "numel", "dtype", "backend", "squareRoot"],
     "Step": ["calls", "numCalls"],

@@ -393,7 +393,7 @@ def test_goroutines_and_torchs_threads_have_the_same_bits(threads):
     """Steps run on the threads of torch's OpenMP where there is one, else on goroutines."""
     native = _binding._module()
     results = []
-    for addresses in ((0, 0), _binding.team()):
+    for addresses in ((0, 0, 0), _binding.team()):
         native.SetTeam(*addresses)
         twins = Twins(lambda: [torch.linspace(-1, 1, 700_001).requires_grad_(), *params()], lr=0.1)
         roundpipe_go.set_num_threads(threads)

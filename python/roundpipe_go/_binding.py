@@ -26,7 +26,7 @@ from . import _alone, _places
 if TYPE_CHECKING:
     from types import ModuleType
 
-_ABI = 6
+_ABI = 7
 
 PlainStep = Callable[[int, list[dict[str, Any]], dict[Any, Any], list[tuple[int, int] | None], int, int], bool]
 
@@ -43,6 +43,7 @@ FORKED = "this process was forked after the Go runtime had started"
 """Why nothing is computed in Go where ``forked`` says so."""
 
 _loaded = False
+_backends: int | None = None
 _forked = False
 _child = False
 
@@ -102,7 +103,7 @@ def _loaded_module() -> ModuleType:
 
 
 def _load() -> ModuleType:
-    global _loaded
+    global _loaded, _backends
     try:
         _loaded = True
         with _signals_kept():
@@ -119,29 +120,31 @@ def _load() -> ModuleType:
             f"roundpipe_go: {_native.__file__} speaks ABI {abi}, this Python code {_ABI}; "
             "they come from different versions, reinstall roundpipe-go"
         )
-    _native.SetTeam(*(0, 0) if _child else team())  # OpenMP would wait for threads that the fork has left behind
+    _native.SetTeam(*(0, 0, 0) if _child else team())  # OpenMP would wait for threads that the fork has left behind
+    _backends = int(_native.Backends())
     return _native
 
 
-@functools.cache
 def backends() -> int:
-    """Bit mask of the backends this CPU can run, bit 0 the generic one."""
-    return int(_module().Backends())
+    """Bit mask of the backends this CPU can run, bit 0 the generic one. A forked child has it from its parent."""
+    if _backends is None:
+        _module()
+    return cast("int", _backends)
 
 
-def team() -> tuple[int, int]:
-    """The addresses of OpenMP's ``GOMP_parallel`` and ``omp_get_thread_num`` in the loaded torch, or zeros.
+def team() -> tuple[int, int, int]:
+    """The addresses that ``SetTeam`` takes, of functions of the OpenMP in the loaded torch, or zeros.
 
     Steps run on the threads that torch's own operations run on: after each of these they spin for a while, on the cores that
     others would need.
     """
     try:
         library = _libtorch_cpu()
-        functions = library.GOMP_parallel, library.omp_get_thread_num
+        functions = library.GOMP_parallel, library.omp_get_thread_num, library.omp_get_max_threads
     except (OSError, AttributeError):
-        return 0, 0
-    parallel, thread_num = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
-    return parallel, thread_num
+        return 0, 0, 0
+    parallel, thread_num, max_threads = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return parallel, thread_num, max_threads
 
 
 @functools.cache
@@ -160,6 +163,21 @@ def has_record_function_observers() -> Callable[[], bool]:
 
 def _libtorch_cpu() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+@contextlib.contextmanager
+def one_mkl_thread() -> Iterator[None]:
+    """A context in which oneMKL, which torch's square root is, starts no threads for calls of this thread."""
+    try:
+        set_threads = _libtorch_cpu().MKL_Set_Num_Threads_Local
+    except (OSError, AttributeError):
+        yield
+        return
+    before = set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
 
 
 @functools.cache

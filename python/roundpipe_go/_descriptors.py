@@ -9,7 +9,6 @@ import ctypes
 import math
 from array import array
 from collections.abc import Sequence
-from numbers import Integral, Rational, Real
 from typing import Any
 
 import torch
@@ -46,16 +45,17 @@ COMPLEX_DECAY = "a complex parameter has weight decay, which torch rounds anothe
 SCALAR_DECAY = "lr is a float64 tensor and a parameter has no dimensions: torch then decays it in float64; give a float"
 MIXED = "gradient or state differ from their parameter in dtype, device or shape; make them equal"
 LAYOUT = "gradient, state and parameter are not in one dense order in memory; give them the strides of the parameter"
-VIEW = "a tensor is a conjugate or negative view; call resolve_conj() or resolve_neg() on it"
+VIEW = "a tensor is a conjugate or negative view, or a lazy zero; call resolve_conj(), resolve_neg() or clone() on it"
 MEMORY = "tensors of one parameter share memory, or are not aligned to their elements; give each aligned memory of its own"
 INFERENCE = "a tensor was made in inference mode; make the parameters and take the first step outside of it"
 STEP = "a step counter is not a float32 or float64 CPU tensor of one element; load the state anew"
 CONSTANTS = "an option or a step counter has a value from which no constants can be formed"
+LENGTHS = "the lists of tensors differ in length"
 
 CAPTURABLE = "capturable and differentiable stand for another formula; leave them out"
 GRAD_SCALE = "grad_scale and found_inf belong to torch's fused kernel; let the GradScaler unscale"
 
-FAILING = frozenset((CAPTURABLE, GRAD_SCALE, MIXED, VIEW, INFERENCE, STEP, CONSTANTS))
+FAILING = frozenset((CAPTURABLE, GRAD_SCALE, MIXED, VIEW, INFERENCE, STEP, CONSTANTS, LENGTHS))
 """Reasons for which torch's own functions may raise, after they have written something."""
 
 
@@ -80,14 +80,26 @@ def _same_order(tensors: Sequence[Tensor]) -> bool:
 
 
 def _apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether dense tensors are aligned, and none shares memory with another."""
+    """Whether dense tensors have memory, aligned, and none shares it with another."""
     starts = sorted((t.data_ptr(), t.numel() * t.element_size(), t.element_size()) for t in tensors if t.numel() > 0)
     end = 0
     for start, nbytes, element in starts:
-        if start < end or start % min(element, 8):
+        if start == 0 or start < end or start % min(element, 8):
             return False
         end = start + nbytes
     return True
+
+
+def is_counter(step: Tensor) -> bool:
+    """Whether a step counter is of a kind that torch makes."""
+    return (
+        type(step) is Tensor
+        and step.dtype in _STEP_DTYPES
+        and step.layout is torch.strided
+        and step.numel() == 1
+        and step.is_cpu
+        and not (step.is_neg() or step._is_zerotensor())
+    )
 
 
 def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
@@ -110,7 +122,7 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
             return MIXED
         if tensor.layout is not torch.strided:
             return LAYOUT
-        if tensor.is_neg() or tensor.is_conj():
+        if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
             return VIEW
         if tensor.is_inference() and tensor is not tensors[1]:  # the gradient is only read
             return INFERENCE
@@ -121,7 +133,7 @@ def unserved(tensors: Sequence[Tensor], step: Tensor) -> str | None:
         return DTYPE
     if not contiguous and not _same_order(tensors):
         return LAYOUT
-    if type(step) is not Tensor or step.dtype not in _STEP_DTYPES or step.numel() != 1 or not step.is_cpu:
+    if not is_counter(step):
         return STEP
     if step.is_inference():
         return INFERENCE
@@ -201,8 +213,9 @@ class Table:
             if decoupled_weight_decay:
                 decay_kind, decay = _DECOUPLED_DECAY, _number(1 - lr * weight_decay)
             else:
-                if isinstance(weight_decay, bool) or not isinstance(weight_decay, Real) or abs(weight_decay) >= 2**63:
-                    raise TypeError("torch takes no such number as alpha")
+                if type(weight_decay) is not float:
+                    nothing = torch.empty(0, device="cpu")
+                    nothing.add(nothing, alpha=weight_decay)  # raises for what torch takes for no number
                 decay_kind, decay = _L2_DECAY, self._checked(weight_decay)
         flags = decay_kind | (_AMSGRAD if amsgrad else 0) | (_MAXIMIZE if maximize else 0)
         self.groups.extend(
@@ -257,11 +270,9 @@ class Table:
 
 def _number(value: Any) -> float:
     """A scalar of the types that torch's operations take: not a Fraction, a Decimal, an array or text, though they convert."""
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise OverflowError("torch takes integers of 64 bits")
-    if isinstance(value, (float, Integral, Tensor)) or (isinstance(value, Real) and not isinstance(value, Rational)):
-        return float(value)
-    raise TypeError(f"torch takes no {type(value).__name__} as a scalar")
+    if type(value) is not float:
+        torch.empty(0, device="cpu").mul(value)  # raises for what torch takes for no number
+    return float(value)
 
 
 def next_step(step: Tensor) -> float:

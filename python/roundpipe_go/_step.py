@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C import _get_tracing_state as tracing_state
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack as transform
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
@@ -30,7 +31,7 @@ _SHARED = (
     "tensors of this step share memory, or a parameter is in it more than once, so that the order of updates matters; "
     "give each parameter once, with memory of its own"
 )
-_GRADS = 1  # among the lists
+_GRADS, _MAXIMA = 1, 4  # among the lists
 
 CONSTANTS = ("beta1", "beta2", "lr", "weight_decay", "eps", "amsgrad", "maximize", "decoupled_weight_decay")
 """The options from which a group's constants are formed."""
@@ -60,8 +61,11 @@ def unserved_options(options: Options) -> str | None:
         return _descriptors.GRAD_SCALE
     if any(isinstance(options[name], Tensor) for name in ("beta1", "beta2", "weight_decay", "eps")):
         return "betas, weight_decay or eps are tensors, which torch rounds another way; give floats"
-    if isinstance(options["beta1"], Real) and abs(float(options["beta1"])) <= 2**-25:  # 1 - beta1 is 1 in float32
-        return "beta1 is 0: the signs of torch's zeros then depend on its vector width and its threads"
+    beta1: Any = options["beta1"]
+    if isinstance(beta1, Real) and abs(beta1) <= 2**-25:  # type: ignore[operator]  # 1 - beta1 is 1 in float32
+        return (
+            "beta1 is 0, or as good as 0 in float32: the signs of torch's zeros then depend on its vector width and its threads"
+        )
     lr = options["lr"]
     if isinstance(lr, Tensor) and not (lr.is_cpu and type(lr) is Tensor):
         return "lr is a tensor of another device or of a subclass; give a float or a plain CPU tensor"
@@ -104,6 +108,8 @@ def _run_protected(calls: list[_Call], rehearsal: bool = False) -> None:
     lists = [some for call in calls for i, some in enumerate(call.lists) if i != _GRADS]
     written = [tensor for some in lists for tensor in some if isinstance(tensor, Tensor)]
     before = [tensor.detach().clone() for tensor in written]
+    # A backward that has saved one of them sees by its version whether it was written.
+    versions = [_unsafe_preserve_version_counter(tensor) for tensor in written if not tensor.is_inference()]
     done = False
     try:
         for call in calls:
@@ -113,8 +119,10 @@ def _run_protected(calls: list[_Call], rehearsal: bool = False) -> None:
         if not done:
             with torch.inference_mode():  # torch refuses a write to its tensors only after it has written
                 for tensor, values in zip(written, before):
-                    if not _overlaps_itself(tensor):  # such a write it refuses before
+                    if not (_overlaps_itself(tensor) or tensor._is_zerotensor()):  # such a write it refuses before
                         tensor.copy_(values)
+            for version in versions:
+                version.__exit__()
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
@@ -126,7 +134,10 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
     return {
         tensor.untyped_storage().data_ptr()
         for tensor in tensors
-        if type(tensor) in _descriptors.PLAIN_TYPES and tensor.layout is torch.strided and tensor.numel() > 0
+        if type(tensor) in _descriptors.PLAIN_TYPES
+        and tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and not tensor._is_zerotensor()
     }
 
 
@@ -170,7 +181,6 @@ class Step:
         """Checks the parameters of a group and sorts them into those for the kernels and those for torch.
 
         Raises:
-            ValueError: the lists differ in length.
             RuntimeError: a step counter is not a tensor.
             Exception: whatever torch raises for a moment that is none.
         """
@@ -178,10 +188,14 @@ class Step:
             raise RuntimeError("API has changed, `state_steps` argument must contain a list of singleton tensors")
         if not lists[0]:
             return
+        if not options["amsgrad"]:
+            lists = (*lists[:4], [], lists[5])  # torch does not look at it either
         self._added.append((lists, options))
         if not all(isinstance(moment, Tensor) for some in lists[_GRADS + 1 : -1] for moment in some):
             _run_protected(self._whole(), rehearsal=True)  # raises, in torch's words
         reason = unserved_options(options)
+        if any(len(some) != len(lists[0]) for i, some in enumerate(lists) if i != _MAXIMA or options["amsgrad"]):
+            reason = _descriptors.LENGTHS
         if reason is not None:
             self._unserved.append(_Call(lists, options, reason))
             return
@@ -293,22 +307,40 @@ def _run_by_torch(calls: list[_Call], whole: list[_Call]) -> bool:
 
 
 def _may_fail(call: _Call) -> bool:
-    """Whether torch's function may raise after it has written something."""
+    """Whether torch's function may raise after it has written something: not under ordinary options with ordinary tensors."""
     if call.reason in _descriptors.FAILING or unserved_options(call.options) in _descriptors.FAILING:
         return True
     # It has counted before it finds that its fused kernel takes no complex tensor, that its foreach operations write to no
-    # negated one, and that a conjugated one has no real view.
+    # negated one, that a conjugated one has no real view, and that a lazy zero is not to be written.
     if any(
-        tensor.is_neg() or tensor.is_conj() or (tensor.is_complex() and call.options["fused"])
-        for some in call.lists
+        tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor() or (tensor.is_complex() and call.options["fused"])
+        for some in call.lists[:-1]
         for tensor in some
     ):
         return True
     for param, grad, *state in zip(*(some for some in call.lists[:-1] if some), strict=True):
-        for tensor in (grad, *state):
+        for tensor in (param, grad, *state):
             if tensor.dtype != param.dtype or tensor.shape != param.shape or tensor.device != param.device:
                 return True
-        for tensor in (param, *state):
-            if tensor.layout is not torch.strided or tensor.is_inference() or _overlaps_itself(tensor):
+            if tensor.layout is not torch.strided:
                 return True
-    return False
+        for tensor in (param, *state):
+            if tensor.is_inference() or _overlaps_itself(tensor):
+                return True
+    return not tracing() and not _has_constants(call)  # under a mode, which would see what follows, torch is let alone
+
+
+def _has_constants(call: _Call) -> bool:
+    """Whether torch's expressions can be formed from the options and the step counters, in the dtypes of the parameters."""
+    constants = {name: call.options[name] for name in CONSTANTS}
+    for name, value in constants.items():
+        if isinstance(value, Tensor) and not (name == "lr" and value.is_cpu and value.numel() == 1):
+            return False
+    if not all(_descriptors.is_counter(step) and not step.is_inference() for step in call.lists[-1]):
+        return False
+    try:
+        for dtype, count in {(p.dtype.to_real(), _descriptors.next_step(s)) for p, s in zip(call.lists[0], call.lists[-1])}:
+            _descriptors.Table(dtype).add_group(count, **constants)
+    except Exception:  # of many types: see add_group
+        return False
+    return True

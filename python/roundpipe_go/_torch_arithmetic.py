@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,9 @@ _ESTIMATED = {"goldschmidt": "avx2", "newton": "avx512"}
 
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _BITS_OF_ONE = 0x3F800000
-_BLOCK = 1 << 17
+_BLOCK, _SQRT_BLOCK = 1 << 14, 1 << 10
+"""In elements: torch cuts none of this over threads, of its square root less than of other operations. They may be busy, and in a
+forked child they are not there, which nobody can tell where this package is imported only after the fork."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +56,24 @@ def _bits(tensor: Tensor) -> Tensor:
     return torch.where(tensor.isnan(), torch.nan, tensor).view(_INTEGERS[tensor.dtype])
 
 
-def _probe(dtype: torch.dtype) -> Tensor:
+def _probe(dtype: torch.dtype) -> Iterator[Tensor]:
     """Every binade sampled, with its edges; denormals, zeros, infinities, negatives and NaN. 132,096 float32, 528,749 float64.
 
-    Those of float64, of which no binade can be tried as a whole, have the roots that are hardest to round as well.
+    Those of float64, of which no binade can be tried as a whole, have the roots that are hardest to round as well. They come in
+    blocks.
     """
     width, exponents, samples = (23, 256, 512) if dtype is torch.float32 else (52, 2048, 256)
     integers = _INTEGERS[dtype]
     generator = torch.Generator().manual_seed(0)
-    mantissa = torch.randint(0, 1 << width, (exponents, samples), dtype=integers, generator=generator, device="cpu")
-    mantissa[:, :4] = torch.tensor([0, 1, (1 << width) - 2, (1 << width) - 1], dtype=integers, device="cpu")
-    exponent = torch.arange(exponents, dtype=integers, device="cpu").unsqueeze(1) << width
-    positive = (exponent | mantissa).view(dtype).flatten()
-    hardest = torch.tensor(_hardest() if dtype is torch.float64 else [], dtype=dtype, device="cpu")
-    return torch.cat([positive, -positive[::128], hardest])
+    for some in torch.split(torch.arange(exponents, dtype=integers, device="cpu"), _BLOCK // samples):
+        shape = len(some), samples
+        mantissa = torch.randint(0, 1 << width, shape, dtype=integers, generator=generator, device="cpu")
+        mantissa[:, :4] = torch.tensor([0, 1, (1 << width) - 2, (1 << width) - 1], dtype=integers, device="cpu")
+        positive = (some.unsqueeze(1) << width | mantissa).view(dtype).flatten()
+        yield positive
+        yield -positive[::128]
+    if dtype is torch.float64:
+        yield torch.tensor(_hardest(), dtype=dtype, device="cpu")
 
 
 def _hardest() -> list[float]:
@@ -89,18 +96,28 @@ def _hardest() -> list[float]:
     return found
 
 
-def _kernel_sqrt(x: Tensor, square_root: str, y: Tensor | None = None) -> Tensor:
-    """The kernels' square root of every x, in y if it is given."""
-    y = torch.empty_like(x) if y is None else y
+def _kernel_sqrt(x: Tensor, square_root: str, y: Tensor) -> None:
+    """Sets y to the kernels' square root of every x."""
     backend = _settings.BACKENDS.index(_settings.available_backends()[-1])
     code = SQUARE_ROOTS.index(square_root)
     _binding.sqrt(y.data_ptr(), x.data_ptr(), x.numel(), dtype=x.dtype, backend=backend, square_root=code)
-    return y
+
+
+def _in_sqrt_blocks(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(torch.split(x, _SQRT_BLOCK), torch.split(y, _SQRT_BLOCK)))
 
 
 def _sqrt_equals(x: Tensor, square_root: str) -> bool:
-    """Whether the kernels' square root has the bits of torch.sqrt."""
-    return torch.equal(_bits(_kernel_sqrt(x, square_root)), _bits(torch.sqrt(x)))
+    """Whether the kernels' square root of a block has the bits of torch.sqrt."""
+    ours, theirs = torch.empty_like(x), torch.empty_like(x)
+    _kernel_sqrt(x, square_root, ours)
+    for some, roots in _in_sqrt_blocks(x, theirs):
+        torch.sqrt(some, out=roots)
+    return torch.equal(_bits(ours), _bits(theirs))
+
+
+def _equals_on_probe(square_root: str, dtype: torch.dtype) -> bool:
+    return all(_sqrt_equals(x, square_root) for x in _probe(dtype))
 
 
 def _equals_everywhere(square_root: str) -> bool:
@@ -108,9 +125,11 @@ def _equals_everywhere(square_root: str) -> bool:
     bits = torch.arange(_BITS_OF_ONE, _BITS_OF_ONE + _BLOCK, dtype=torch.int32, device="cpu")
     x = bits.view(torch.float32)
     ours, theirs = torch.empty_like(x), torch.empty_like(x)  # new memory for each block would take thrice as long as all the rest
+    blocks = _in_sqrt_blocks(x, theirs)
     for _ in range(0, 1 << 24, _BLOCK):
         _kernel_sqrt(x, square_root, ours)
-        torch.sqrt(x, out=theirs)
+        for some, roots in blocks:
+            torch.sqrt(some, out=roots)
         if not torch.equal(ours.view(torch.int32), theirs.view(torch.int32)):
             return False
         bits += _BLOCK
@@ -120,13 +139,13 @@ def _equals_everywhere(square_root: str) -> bool:
 def _reproduces_sqrt(square_root: str, dtype: torch.dtype) -> bool:
     if square_root == "library":
         # torch calls the very same function; the probe shows that it is the same.
-        return _binding.library_square_root(dtype) and _sqrt_equals(_probe(dtype), square_root)
+        return _binding.library_square_root(dtype) and _equals_on_probe(square_root, dtype)
     if square_root in _ESTIMATED and (
         # The CPU must have the estimate, and the library stands in where small intermediate results would be flushed.
         _ESTIMATED[square_root] not in _settings.available_backends() or not _binding.library_square_root(dtype)
     ):
         return False
-    return _sqrt_equals(_probe(dtype), square_root) and (dtype is torch.float64 or _equals_everywhere(square_root))
+    return _equals_on_probe(square_root, dtype) and (dtype is torch.float64 or _equals_everywhere(square_root))
 
 
 def _find_square_root(dtype: torch.dtype) -> str | None:
@@ -189,7 +208,7 @@ def _detect(setting: str, dtype: torch.dtype) -> TorchArithmetic:
         return TorchArithmetic(arithmetic, "ieee", f"torch's CPU capability is {capability}; a correct square root was asked for")
     if _binding.forked():
         return TorchArithmetic(arithmetic, None, _binding.FORKED)
-    with _fallback.existing_threads():
+    with _binding.one_mkl_thread():
         return _compare(dtype, arithmetic, capability)
 
 

@@ -103,10 +103,11 @@ class Adam(torch.optim.Adam):
 
     def _init_groups(self) -> list[tuple[dict[str, Any], Lists, bool]]:
         """The groups, their tensors, and whether some are complex. State that is missing is made, all of it or none."""
-        without = [param for group in self.param_groups for param in group["params"] if not self.state.get(param)]
+        without = [param for group in self.param_groups for param in group["params"] if self.state.get(param, {}) == {}]
         groups = []
         try:
             for group in self.param_groups:
+                _, _ = group["betas"]  # as torch, which looks at them before it makes state
                 lists: Lists = ([], [], [], [], [], [])
                 has_complex = self._init_group(group, *self._init_arguments(group, lists))  # type: ignore[no-untyped-call]
                 groups.append((group, lists, has_complex))
@@ -196,7 +197,7 @@ def adam(
 
     Raises:
         RuntimeError: a step is not a tensor, or an option does not fit into the dtype, in torch's words.
-        ValueError: the lists differ in length.
+        IndexError: a list is shorter than ``params``, in torch's words.
     """
     lists: Lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
     recording = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for some in lists for t in some)

@@ -151,7 +151,7 @@ from roundpipe_go import _binding
 for team in ("torch's threads", "goroutines"):
     twins = trained(4)
     if team == "goroutines":
-        _binding._module().SetTeam(0, 0)
+        _binding._module().SetTeam(0, 0, 0)
         twins.train(3)
     time.sleep(0.5)  # libgomp's threads spin for a while after each of torch's operations
     idle = min(spent(0.5) for _ in range(4))

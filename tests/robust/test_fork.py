@@ -87,7 +87,7 @@ for thread in threads:
 for i in range(FORKS):
     time.sleep(0.001 * (i % 7))
     if i == FORKS // 2:
-        _binding._module().SetTeam(0, 0)
+        _binding._module().SetTeam(0, 0, 0)
     ends(child(lambda: by_torch(small), 1))
 done.set()
 for thread in threads:
@@ -152,9 +152,30 @@ print("done")
 )
 
 
+IMPORTED_IN_THE_CHILD = """
+import multiprocessing, torch
+torch.set_num_threads(2)
+torch.ones(200_000) + 1
+def first(dtype):
+    import roundpipe_go
+    param = torch.ones(3, dtype=dtype).requires_grad_()
+    param.grad = torch.ones_like(param)
+    roundpipe_go.Adam([param]).step()
+    assert 0.998 < param[0].item() < 0.9995
+    roundpipe_go.build_info()
+for dtype in (torch.float32, torch.float64):
+    child = multiprocessing.get_context("fork").Process(target=first, args=(dtype,))
+    child.start()
+    child.join(100)
+    assert child.exitcode == 0, (dtype, child.exitcode)
+print("done")
+"""
+
+
 def test_first_step_in_a_child_of_a_parent_that_ran_in_parallel():
     """The looks at torch's arithmetic are torch's operations as well, and must not wait for the parent's threads."""
     passes(PARALLEL_BEFORE)
+    passes(IMPORTED_IN_THE_CHILD, prelude=False)
 
 
 @pytest.mark.parametrize("count", [2, 8])
