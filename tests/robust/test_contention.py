@@ -142,6 +142,27 @@ def test_a_refused_step_leaves_the_next_alone():
     assert optimizer.state[param]["step"].item() == 2
 
 
+STAY = """
+torch.set_num_threads(8)
+twins = trained(2, numel=70_000)
+roundpipe_go.set_num_threads(3)
+tasks = lambda: set(os.listdir("/proc/self/task"))
+(torch.ones(1 << 20) + 1).sum()
+before = tasks()
+for _ in range(20):
+    twins.train(1)
+    (torch.ones(1 << 20) + 1).sum()
+assert len(before) > 7, before
+assert before <= tasks(), "threads have ended"
+print("done")
+"""
+
+
+def test_the_threads_of_torch_stay():
+    """OpenMP ends the threads that a smaller team leaves out, and torch's next operation would have to start others."""
+    passes(STAY)
+
+
 IDLE = """
 def spent(seconds):
     before = time.process_time()
