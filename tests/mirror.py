@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,9 @@ BETAS = st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.2, 0.0), (0.99, 0.9999)])
 LRS = st.sampled_from([0.0, 1e-3, 0.1, 3.0, torch.tensor(0.01), torch.tensor([0.02])])
 DECAYS = st.sampled_from([0, 0.01, 0.5])
 EPSS = st.sampled_from([0.0, 1e-8, 1e-3])
+
+
+_VERSION = re.compile(r"version \d+")  # which in torch also a refused step raises
 
 
 class UsersError(BaseException):
@@ -78,7 +82,7 @@ class MirrorBase(RuleBasedStateMachine):
         assert type(ours) is type(theirs), f"got {ours!r}, want {theirs!r}"
         if ours is None:
             return results
-        assert str(ours) == str(theirs)
+        assert _VERSION.sub("", str(ours)) == _VERSION.sub("", str(theirs))
         if isinstance(ours, Exception) and not isinstance(ours, ZeroDivisionError):  # which closures and hooks raise
             self.refused(before)
         return None

@@ -183,7 +183,7 @@ class Mirror(MirrorBase):
             def halve(optimizer, args, kwargs):
                 for param in params_of(optimizer):
                     if param.grad is not None:
-                        param.grad.mul_(0.5)
+                        param.grad = param.grad * 0.5  # not in place: it may be the parameter's memory, and the step be refused
 
             def negate(optimizer, args, kwargs):
                 with torch.no_grad():
