@@ -80,11 +80,11 @@ def _same_order(tensors: Sequence[Tensor]) -> bool:
 
 
 def _apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether dense tensors have memory, aligned, and none shares it with another."""
+    """Whether dense tensors are aligned, and none shares memory with another. One without memory is for Go to refuse."""
     starts = sorted((t.data_ptr(), t.numel() * t.element_size(), t.element_size()) for t in tensors if t.numel() > 0)
     end = 0
     for start, nbytes, element in starts:
-        if start == 0 or start < end or start % min(element, 8):
+        if start < end or start % min(element, 8):
             return False
         end = start + nbytes
     return True

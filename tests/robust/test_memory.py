@@ -168,11 +168,12 @@ def test_tensors_changed_meanwhile(kind, numel):
     assert int(steps) > 20, outcome
 
 
-def test_an_overlong_tensor_is_not_believed():
-    """A storage shorter than its tensor claims, as after untyped_storage().resize_."""
+@pytest.mark.parametrize("lr", [0.001, torch.tensor(0.001)], ids=["plain", "the long way"])
+def test_an_overlong_tensor_is_not_believed(lr):
+    """A storage shorter than its tensor claims, as after untyped_storage().resize_: torch would write to it."""
     param = torch.ones(100_000, requires_grad=True)
     param.grad = torch.ones(100_000)
-    optimizer = roundpipe_go.Adam([param])
+    optimizer = roundpipe_go.Adam([param], lr=lr)
     optimizer.step()
     before = param.detach().clone()
     optimizer.state[param]["exp_avg"].untyped_storage().resize_(0)
